@@ -1,0 +1,1 @@
+//! Benchmarks: every figure is a ratio taken in one run.

@@ -1,0 +1,12 @@
+//! Collectives as checkable plans: groups, meshes, placements, ring, tree, pairwise and direct
+//! algorithms, and transports that never hang in silence.
+#![no_std]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+pub mod chunk;
+pub mod error;
+
+pub use error::Error;

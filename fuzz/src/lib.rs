@@ -1,0 +1,1 @@
+//! Fuzz bodies that also run under cargo test over a kept corpus.

@@ -1,0 +1,6 @@
+//! Tensor, sequence and pipeline parallel layers with hand-written backward passes, declared by placements; pipeline schedules as data.
+#![no_std]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;

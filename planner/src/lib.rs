@@ -1,0 +1,6 @@
+//! What a parallel layout costs: bytes per group, memory and bubble, worked out from the same plans the trainer performs.
+#![no_std]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;

@@ -1,0 +1,1 @@
+//! The reference trainer: every layout computes what one device computes, and proves it.
