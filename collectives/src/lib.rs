@@ -7,6 +7,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod chunk;
+pub mod element;
 pub mod error;
 
+pub use element::{Element, ReduceOp};
 pub use error::Error;
