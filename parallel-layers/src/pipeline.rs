@@ -61,19 +61,24 @@ pub enum Action {
         /// Pipeline rank.
         from: usize,
     },
-    /// Gradient of the chunk's input.
+    /// Gradient of a segment's input. Segments are runs of a chunk's layers in the order backward
+    /// reaches them: segment 0 holds the chunk's last layers. One segment is one gradient bucket.
     BackwardInput {
         /// Microbatch.
         mb: usize,
         /// Virtual stage.
         chunk: usize,
+        /// Run of layers.
+        segment: usize,
     },
-    /// Gradients of the chunk's parameters.
+    /// Gradients of a segment's parameters.
     BackwardWeight {
         /// Microbatch.
         mb: usize,
         /// Virtual stage.
         chunk: usize,
+        /// Run of layers.
+        segment: usize,
     },
     /// Hands the gradient of my input to pipeline rank `to`.
     SendBackward {
@@ -88,7 +93,7 @@ pub enum Action {
     ReduceGrads {
         /// Virtual stage.
         chunk: usize,
-        /// Bucket of the chunk, in the order backward completes them.
+        /// Bucket of the chunk: the segment whose parameters it holds.
         bucket: usize,
     },
 }
