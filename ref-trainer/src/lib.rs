@@ -1,2 +1,4 @@
 //! The reference trainer: every layout computes what one device computes, and proves it.
 pub mod compare;
+pub mod data;
+pub mod oracle;
