@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use serde_json::Map;
 
 use super::*;
 
@@ -40,6 +41,7 @@ fn a_llama_file_is_read() {
         tied: false,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
+    assert_eq!(model.max_positions, 2048);
 }
 
 #[test]
@@ -116,6 +118,7 @@ fn what_we_would_compute_wrongly_is_refused() {
         ),
         ("hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
         ("attention_bias", json!(true), "attention_bias is true"),
+        ("partial_rotary_factor", json!(0.5), "whole heads"),
         ("mlp_bias", json!(true), "mlp_bias is true"),
         ("attention_dropout", json!(0.1), "dropout is not built yet"),
         (

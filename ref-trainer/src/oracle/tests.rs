@@ -4,6 +4,8 @@ use quintet_parallel_layers::philox::Stream;
 
 use super::*;
 
+mod golden;
+
 /// GQA, heads * head_dim other than hidden, an odd width, a vocabulary that is no power of two.
 fn small(tied: bool) -> ModelConfig {
     ModelConfig {
