@@ -11,6 +11,9 @@
 //! An empty shard leaves minus infinity, 0 and 0. A row whose weight is 0 (a masked token) has
 //! loss 0 and gradient 0, whatever its label.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// The shard of the vocabulary that is here.

@@ -3,6 +3,9 @@
 //! The shard holds rows `first .. first + rows` of the table. A token outside it reads as zeros:
 //! summed over the shards (a `Partial`), each token is found exactly once.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// The part of the table that is here.

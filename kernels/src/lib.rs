@@ -17,6 +17,7 @@ pub mod embedding;
 pub mod error;
 pub mod float;
 pub mod gemm;
+mod lanes;
 mod math;
 pub mod norm;
 pub mod optimizer;
