@@ -27,6 +27,20 @@ pub struct CrossEntropySpec {
     pub entries: usize,
 }
 
+impl CrossEntropySpec {
+    /// The entry of the shard that `label` names, if it is here.
+    #[must_use]
+    pub fn entry(&self, label: i32) -> Option<usize> {
+        let entry = usize::try_from(label).ok()?.checked_sub(self.first)?;
+        (entry < self.entries).then_some(entry)
+    }
+
+    /// Logits of all rows.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.saturating_mul(self.entries)
+    }
+}
+
 /// The steps of cross-entropy on a device.
 pub trait CrossEntropy: Backend {
     /// `max[t] = max_v logits[t, v]`, minus infinity for an empty shard.

@@ -21,6 +21,15 @@ pub struct EmbeddingSpec {
     pub dim: usize,
 }
 
+impl EmbeddingSpec {
+    /// The row of the shard that holds token `id`, if it is here.
+    #[must_use]
+    pub fn row(&self, id: i32) -> Option<usize> {
+        let row = usize::try_from(id).ok()?.checked_sub(self.first)?;
+        (row < self.rows).then_some(row)
+    }
+}
+
 /// Embedding on a device.
 pub trait Embedding: Backend {
     /// `y[t] = table[id[t] - first]`, or zeros where the token is not in the shard.

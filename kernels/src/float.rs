@@ -106,8 +106,12 @@ macro_rules! real {
             fn ln(self) -> $t {
                 libm::$ln(self)
             }
+            /// Correctly rounded either way; only std's becomes a vector instruction.
             #[inline(always)]
             fn sqrt(self) -> $t {
+                #[cfg(feature = "std")]
+                return $t::sqrt(self);
+                #[cfg(not(feature = "std"))]
                 libm::$sqrt(self)
             }
             #[inline(always)]
