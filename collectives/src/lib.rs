@@ -9,6 +9,12 @@ extern crate std;
 pub mod chunk;
 pub mod element;
 pub mod error;
+pub mod ledger;
+pub mod mesh;
+pub mod placement;
 
 pub use element::{Element, ReduceOp};
 pub use error::Error;
+pub use ledger::{Init, ParamSpec};
+pub use mesh::{Axis, Degrees, DeviceMesh, Factor};
+pub use placement::{IndexMap, Move, MoveKind, Placement};

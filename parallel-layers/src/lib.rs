@@ -7,5 +7,10 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod error;
+pub mod layer;
 pub mod philox;
 pub mod pipeline;
+
+pub use error::Error;
+pub use layer::{Ctx, Layer, MicroBatch};
