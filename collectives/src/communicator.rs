@@ -56,7 +56,9 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// A communicator over an endpoint, with [`Order::Rank`] and [`DEFAULT_DEADLINE`].
     #[must_use]
     pub fn new(transport: T) -> Self {
-        let ranks: Vec<usize> = (0..transport.world()).map(|r| transport.global(r)).collect();
+        let ranks: Vec<usize> = (0..transport.world())
+            .map(|r| transport.global(r))
+            .collect();
         let me = transport.rank();
         Self {
             group: ProcessGroup::seat(ranks, me),
@@ -142,12 +144,19 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             .iter()
             .map(|&global| {
                 self.group.place(global).ok_or_else(|| {
-                    Error::Layout(std::format!("rank {global} is not a member of group {}", self.name))
+                    Error::Layout(std::format!(
+                        "rank {global} is not a member of group {}",
+                        self.name
+                    ))
                 })
             })
             .collect();
-        let transport = self.core.visit(|link| link.transport.subgroup(&members?, name))?;
-        Ok(Self::new(transport).with_order(self.order).with_deadline(self.deadline))
+        let transport = self
+            .core
+            .visit(|link| link.transport.subgroup(&members?, name))?;
+        Ok(Self::new(transport)
+            .with_order(self.order)
+            .with_deadline(self.deadline))
     }
 
     /// The communicators of all ranks that gave the same `color`, ordered by `key`, then rank.
@@ -165,8 +174,12 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|(_, r)| r).collect();
         let name = std::format!("{}/{color}", self.name);
-        let transport = self.core.visit(|link| link.transport.subgroup(&members, &name))?;
-        Ok(Self::new(transport).with_order(self.order).with_deadline(self.deadline))
+        let transport = self
+            .core
+            .visit(|link| link.transport.subgroup(&members, &name))?;
+        Ok(Self::new(transport)
+            .with_order(self.order)
+            .with_deadline(self.deadline))
     }
 
     /// Every rank's `buffer` becomes the fold of all.
@@ -182,16 +195,30 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
-    pub fn all_reduce_into<E: Element>(&self, input: &[E], output: &mut [E], op: ReduceOp) -> Result<()> {
+    pub fn all_reduce_into<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        op: ReduceOp,
+    ) -> Result<()> {
         let len = input.len();
-        self.perform(Shape::AllReduce { len }, Some(op), View::Apart { input, output })
+        self.perform(
+            Shape::AllReduce { len },
+            Some(op),
+            View::Apart { input, output },
+        )
     }
 
     /// `output` becomes chunk `rank` of the fold; all chunks are as long as `output`.
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
-    pub fn reduce_scatter<E: Element>(&self, input: &[E], output: &mut [E], op: ReduceOp) -> Result<()> {
+    pub fn reduce_scatter<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        op: ReduceOp,
+    ) -> Result<()> {
         let counts = std::vec![output.len(); self.world()];
         self.reduce_scatter_v(input, output, &counts, op)
     }
@@ -207,7 +234,9 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<()> {
-        let shape = Shape::ReduceScatter { counts: counts.to_vec() };
+        let shape = Shape::ReduceScatter {
+            counts: counts.to_vec(),
+        };
         self.perform(shape, Some(op), View::Apart { input, output })
     }
 
@@ -222,8 +251,18 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         op: ReduceOp,
     ) -> Result<()> {
         let (input, output) = (0..buffer.len(), own(counts, self.rank()));
-        let shape = Shape::ReduceScatter { counts: counts.to_vec() };
-        self.perform(shape, Some(op), View::Whole { buffer, input, output })
+        let shape = Shape::ReduceScatter {
+            counts: counts.to_vec(),
+        };
+        self.perform(
+            shape,
+            Some(op),
+            View::Whole {
+                buffer,
+                input,
+                output,
+            },
+        )
     }
 
     /// `output` becomes all inputs in rank order, all of one length.
@@ -239,8 +278,15 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
-    pub fn all_gather_v<E: Element>(&self, input: &[E], output: &mut [E], counts: &[usize]) -> Result<()> {
-        let shape = Shape::AllGather { counts: counts.to_vec() };
+    pub fn all_gather_v<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        counts: &[usize],
+    ) -> Result<()> {
+        let shape = Shape::AllGather {
+            counts: counts.to_vec(),
+        };
         self.perform(shape, None, View::Apart { input, output })
     }
 
@@ -248,10 +294,24 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
-    pub fn all_gather_in_place<E: Element>(&self, buffer: &mut [E], counts: &[usize]) -> Result<()> {
+    pub fn all_gather_in_place<E: Element>(
+        &self,
+        buffer: &mut [E],
+        counts: &[usize],
+    ) -> Result<()> {
         let (input, output) = (own(counts, self.rank()), 0..buffer.len());
-        let shape = Shape::AllGather { counts: counts.to_vec() };
-        self.perform(shape, None, View::Whole { buffer, input, output })
+        let shape = Shape::AllGather {
+            counts: counts.to_vec(),
+        };
+        self.perform(
+            shape,
+            None,
+            View::Whole {
+                buffer,
+                input,
+                output,
+            },
+        )
     }
 
     /// Every rank's `buffer` becomes the root's.
@@ -293,7 +353,10 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         counts: &[usize],
         root: usize,
     ) -> Result<()> {
-        let shape = Shape::Gather { counts: counts.to_vec(), root };
+        let shape = Shape::Gather {
+            counts: counts.to_vec(),
+            root,
+        };
         self.perform(shape, None, View::Apart { input, output })
     }
 
@@ -318,7 +381,10 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         counts: &[usize],
         root: usize,
     ) -> Result<()> {
-        let shape = Shape::Scatter { counts: counts.to_vec(), root };
+        let shape = Shape::Scatter {
+            counts: counts.to_vec(),
+            root,
+        };
         self.perform(shape, None, View::Apart { input, output })
     }
 
@@ -330,7 +396,12 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         let world = self.world();
         if !input.len().is_multiple_of(world) {
             let expected = input.len().next_multiple_of(world);
-            return Err(Error::Len { op: "all_to_all", what: "the input", expected, got: input.len() });
+            return Err(Error::Len {
+                op: "all_to_all",
+                what: "the input",
+                expected,
+                got: input.len(),
+            });
         }
         let len = input.len() / world;
         self.perform(Shape::AllToAll { len }, None, View::Apart { input, output })
@@ -348,7 +419,10 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         output: &mut [E],
         recv: &[usize],
     ) -> Result<()> {
-        let shape = Shape::AllToAllV { send: send.to_vec(), recv: recv.to_vec() };
+        let shape = Shape::AllToAllV {
+            send: send.to_vec(),
+            recv: recv.to_vec(),
+        };
         self.perform(shape, None, View::Apart { input, output })
     }
 
@@ -357,26 +431,49 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// # Errors
     /// Those of [`Communicator::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
-        self.perform(Shape::Barrier, None, View::<u8>::Apart { input: &[], output: &mut [] })
+        let view: View<'_, u8> = View::Apart {
+            input: &[],
+            output: &mut [],
+        };
+        self.perform(Shape::Barrier, None, view)
     }
 
     /// On this thread where nothing is under way, else on the worker with a copy.
-    fn perform<E: Element>(&self, shape: Shape, redop: Option<ReduceOp>, mut view: View<'_, E>) -> Result<()> {
+    fn perform<E: Element>(
+        &self,
+        shape: Shape,
+        redop: Option<ReduceOp>,
+        mut view: View<'_, E>,
+    ) -> Result<()> {
         let run = self.run(shape, E::DTYPE, redop)?;
         fits(&run.plan, self.rank(), &view)?;
         if self.core.idle() {
-            return self.core.drive(&mut act::Borrowed { run, view }, self.deadline);
+            return self
+                .core
+                .drive(&mut act::Borrowed { run, view }, self.deadline);
         }
         let (input, output) = view.slices();
-        let pair = Pair { input: input.to_vec(), output: output.to_vec() };
-        let done = self.core.start(Owned::new(run, pair), (), self.deadline)?.wait()?;
+        let pair = Pair {
+            input: input.to_vec(),
+            output: output.to_vec(),
+        };
+        let done = self
+            .core
+            .start(Owned::new(run, pair), (), self.deadline)?
+            .wait()?;
         view.output_all().copy_from_slice(&done);
         Ok(())
     }
 
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
         let plan = Plan::chosen(shape, self.world(), dtype, self.order)?;
-        Ok(Run { plan, dtype, redop, order: self.order, performer: None })
+        Ok(Run {
+            plan,
+            dtype,
+            redop,
+            order: self.order,
+            performer: None,
+        })
     }
 }
 
@@ -388,11 +485,18 @@ impl<T: Transport + Send + 'static> Drop for Communicator<T> {
 
 fn whole<E>(buffer: &mut [E]) -> View<'_, E> {
     let len = buffer.len();
-    View::Whole { buffer, input: 0..len, output: 0..len }
+    View::Whole {
+        buffer,
+        input: 0..len,
+        output: 0..len,
+    }
 }
 
 /// The chunk of `rank`; counts that are not one per rank are refused later, by the plan.
 fn own(counts: &[usize], rank: usize) -> core::ops::Range<usize> {
-    let start = counts.iter().take(rank).fold(0, |sum: usize, &c| sum.saturating_add(c));
+    let start = counts
+        .iter()
+        .take(rank)
+        .fold(0, |sum: usize, &c| sum.saturating_add(c));
     start..start.saturating_add(counts.get(rank).copied().unwrap_or(0))
 }

@@ -115,9 +115,7 @@ impl fmt::Display for ReduceOp {
 /// A type that can travel and be folded.
 ///
 /// Implemented for `f64 f32 bf16 f16 i32 i64 u8`.
-pub trait Element:
-    bytemuck::Pod + Send + Sync + PartialEq + fmt::Debug + 'static
-{
+pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + fmt::Debug + 'static {
     /// The type as a value.
     const DTYPE: DType;
 
@@ -218,10 +216,18 @@ macro_rules! float {
             }
             fn lesser(self, other: $t) -> $t {
                 // A NaN on the left fails both tests and stays.
-                if other < self || other.is_nan() && !self.is_nan() { other } else { self }
+                if other < self || other.is_nan() && !self.is_nan() {
+                    other
+                } else {
+                    self
+                }
             }
             fn greater(self, other: $t) -> $t {
-                if other > self || other.is_nan() && !self.is_nan() { other } else { self }
+                if other > self || other.is_nan() && !self.is_nan() {
+                    other
+                } else {
+                    self
+                }
             }
             fn divided(self, count: usize) -> $t {
                 self / count as $t
@@ -323,7 +329,12 @@ mod tests {
     #[test]
     fn sixteen_bits_round_once() {
         // In bf16 256 + 1 is 256 again; in f32 the ones add up first.
-        let parts = [[bf16::from_f32(256.0)], [bf16::ONE], [bf16::ONE], [bf16::ONE]];
+        let parts = [
+            [bf16::from_f32(256.0)],
+            [bf16::ONE],
+            [bf16::ONE],
+            [bf16::ONE],
+        ];
         let mut out = [bf16::ZERO];
         let mut ctx = (&parts, &mut out);
         fold_ranks(

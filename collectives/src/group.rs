@@ -35,10 +35,15 @@ impl ProcessGroup {
         let mut sorted: Vec<usize> = ranks.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::Layout(format!("rank {} is named twice in the group {ranks:?}", pair[0])));
+            return Err(Error::Layout(format!(
+                "rank {} is named twice in the group {ranks:?}",
+                pair[0]
+            )));
         }
         let Some(me) = ranks.iter().position(|&r| r == global) else {
-            return Err(Error::Layout(format!("rank {global} is not a member of the group {ranks:?}")));
+            return Err(Error::Layout(format!(
+                "rank {global} is not a member of the group {ranks:?}"
+            )));
         };
         Ok(Self { ranks, me })
     }
@@ -54,7 +59,10 @@ impl ProcessGroup {
     /// The group as a transport knows it: already checked.
     #[cfg(feature = "std")]
     pub(crate) fn seat(ranks: Vec<usize>, me: usize) -> Self {
-        Self { ranks: ranks.into(), me }
+        Self {
+            ranks: ranks.into(),
+            me,
+        }
     }
 
     /// My place, `0..world`.
@@ -103,7 +111,10 @@ mod tests {
     #[test]
     fn order_is_the_callers() {
         let group = ProcessGroup::new(vec![4, 0, 2], 2).unwrap();
-        assert_eq!((group.rank(), group.world(), group.place(4)), (2, 3, Some(0)));
+        assert_eq!(
+            (group.rank(), group.world(), group.place(4)),
+            (2, 3, Some(0))
+        );
     }
 
     use alloc::vec;

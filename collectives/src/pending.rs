@@ -100,7 +100,12 @@ impl Done {
             if left.is_zero() {
                 return Ok(false);
             }
-            state = self.inner.1.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .inner
+                .1
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -108,7 +113,11 @@ impl Done {
     fn wait_end(&self) {
         let mut state = lock(&self.inner.0);
         while state.is_none() {
-            state = self.inner.1.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .inner
+                .1
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -128,7 +137,10 @@ struct Slot<B> {
 impl<B> Pending<B> {
     /// A handle and the other end, which completes it.
     pub(crate) fn pair() -> (Self, Completer<B>) {
-        let slot = Arc::new(Slot { result: Mutex::new(None), done: Done::new() });
+        let slot = Arc::new(Slot {
+            result: Mutex::new(None),
+            done: Done::new(),
+        });
         (Self { slot: slot.clone() }, Completer { slot })
     }
 
@@ -172,7 +184,8 @@ impl<B> Completer<B> {
 impl<B> Drop for Completer<B> {
     fn drop(&mut self) {
         if !self.slot.done.is_done() {
-            let error = Error::Gate("the thread that performed the operation ended before it".to_string());
+            let error =
+                Error::Gate("the thread that performed the operation ended before it".to_string());
             *lock(&self.slot.result) = Some(Err(error.clone()));
             self.slot.done.set(Err(error));
         }

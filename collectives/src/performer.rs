@@ -39,7 +39,12 @@ pub struct Link<T> {
 impl<T: Transport> Link<T> {
     /// A link with nothing sent yet.
     pub fn new(transport: T) -> Self {
-        Self { transport, bytes: 0, messages: 0, spare: Vec::new() }
+        Self {
+            transport,
+            bytes: 0,
+            messages: 0,
+            spare: Vec::new(),
+        }
     }
 
     /// Hands over `message`, counted, or gives it back.
@@ -67,7 +72,9 @@ impl<T: Transport> Link<T> {
         len: usize,
         op: &'static str,
     ) -> Result<Option<Message>> {
-        let Some(message) = self.transport.try_recv(from, tag)? else { return Ok(None) };
+        let Some(message) = self.transport.try_recv(from, tag)? else {
+            return Ok(None);
+        };
         if message.dtype == E::DTYPE && message.len() == len {
             return Ok(Some(message));
         }
@@ -145,7 +152,11 @@ impl<E: Element> View<'_, E> {
             Self::Apart { input, output } => {
                 output[at..at + from.len()].copy_from_slice(&input[from]);
             }
-            Self::Whole { buffer, input, output } => {
+            Self::Whole {
+                buffer,
+                input,
+                output,
+            } => {
                 let from = input.start + from.start..input.start + from.end;
                 let to = output.start + at;
                 if from.start != to {
@@ -244,7 +255,8 @@ impl Performer {
     /// What the rank waits for, after a poll that was not the last.
     pub fn wait(&self, wait: &mut Wait) {
         let tag = Tag::Collective(self.call.sequence);
-        wait.recv.extend(self.missing.iter().map(|recv| (recv.from, tag)));
+        wait.recv
+            .extend(self.missing.iter().map(|recv| (recv.from, tag)));
         wait.send.extend(self.outbox.iter().map(|(to, _)| *to));
         if self.missing.is_empty() && self.outbox.is_empty() {
             wait.confirm = Some(self.call.sequence);
@@ -257,7 +269,10 @@ impl Performer {
         if let Some(recv) = self.missing.first() {
             (Some(recv.from), format!("{} elements from it", recv.len))
         } else if let Some((to, message)) = self.outbox.front() {
-            (Some(*to), format!("room for {} elements to it", message.len()))
+            (
+                Some(*to),
+                format!("room for {} elements to it", message.len()),
+            )
         } else {
             (None, String::from("every rank of the group to call"))
         }
@@ -269,7 +284,12 @@ impl Performer {
         &self.call
     }
 
-    fn enter<E: Element, T: Transport>(&mut self, round: Round, link: &mut Link<T>, view: &View<'_, E>) {
+    fn enter<E: Element, T: Transport>(
+        &mut self,
+        round: Round,
+        link: &mut Link<T>,
+        view: &View<'_, E>,
+    ) {
         let tag = Tag::Collective(self.call.sequence);
         for send in round.sends {
             let message = match send.what {
@@ -289,7 +309,9 @@ impl Performer {
     fn push_out<T: Transport>(&mut self, link: &mut Link<T>) -> Result<()> {
         // One that finds no room does not hold up the others.
         for _ in 0..self.outbox.len() {
-            let Some((to, message)) = self.outbox.pop_front() else { break };
+            let Some((to, message)) = self.outbox.pop_front() else {
+                break;
+            };
             if let Some(refused) = link.try_send(to, message)? {
                 self.outbox.push_back((to, refused));
             }
@@ -302,7 +324,10 @@ impl Performer {
         link: &mut Link<T>,
         view: &mut View<'_, E>,
     ) -> Result<()> {
-        let (tag, op) = (Tag::Collective(self.call.sequence), self.call.operation.name());
+        let (tag, op) = (
+            Tag::Collective(self.call.sequence),
+            self.call.operation.name(),
+        );
         let mut i = 0;
         while i < self.missing.len() {
             let recv = &self.missing[i];
@@ -330,7 +355,8 @@ impl Performer {
     ) {
         match recv.action {
             Action::Store(at) => {
-                view.output_mut(at..at + recv.len).copy_from_slice(message.elements());
+                view.output_mut(at..at + recv.len)
+                    .copy_from_slice(message.elements());
                 link.recycle(message);
             }
             Action::Keep => {
@@ -353,7 +379,12 @@ impl Performer {
         }
     }
 
-    fn work<E: Element, T: Transport>(&mut self, local: Local, link: &mut Link<T>, view: &mut View<'_, E>) {
+    fn work<E: Element, T: Transport>(
+        &mut self,
+        local: Local,
+        link: &mut Link<T>,
+        view: &mut View<'_, E>,
+    ) {
         match local {
             Local::Copy { input, at } => view.copy(input, at),
             Local::FoldRanks { input, at } => {
@@ -380,7 +411,12 @@ impl Performer {
                     Some(partial) => partial,
                     None => widened(Tag::User(0), view.input(input), link.storage()),
                 };
-                finish(self.redop, self.world, view.output_mut(at..at + len), partial.elements());
+                finish(
+                    self.redop,
+                    self.world,
+                    view.output_mut(at..at + len),
+                    partial.elements(),
+                );
                 link.recycle(partial);
             }
         }
@@ -395,11 +431,17 @@ impl Performer {
 pub fn fits<E: Element>(plan: &Plan, rank: usize, view: &View<'_, E>) -> Result<()> {
     let (input, output) = view.lens();
     let op = plan.shape().operation().name();
-    for (what, expected, got) in
-        [("the input", plan.input_len(rank), input), ("the output", plan.output_len(rank), output)]
-    {
+    for (what, expected, got) in [
+        ("the input", plan.input_len(rank), input),
+        ("the output", plan.output_len(rank), output),
+    ] {
         if got != expected && (expected > 0 || plan.shape().root().is_none()) {
-            return Err(Error::Len { op, what, expected, got });
+            return Err(Error::Len {
+                op,
+                what,
+                expected,
+                got,
+            });
         }
     }
     Ok(())

@@ -191,14 +191,23 @@ impl Plan {
         if !offered(shape.operation(), algorithm) {
             return refuse("this algorithm does not offer the operation");
         }
-        Ok(Self { shape, algorithm, world })
+        Ok(Self {
+            shape,
+            algorithm,
+            world,
+        })
     }
 
     /// The plan a communicator performs: [`choose`] picks the algorithm.
     ///
     /// # Errors
     /// [`Error::Plan`] as in [`Plan::new`].
-    pub fn chosen(shape: CollectiveShape, world: usize, dtype: DType, order: Order) -> Result<Self> {
+    pub fn chosen(
+        shape: CollectiveShape,
+        world: usize,
+        dtype: DType,
+        order: Order,
+    ) -> Result<Self> {
         let bytes = shape.len(world).saturating_mul(dtype.bytes());
         let algorithm = choose(shape.operation(), bytes, world, order);
         Self::new(shape, algorithm, world)
@@ -348,7 +357,10 @@ impl Plan {
     /// Whether messages of length zero are sent all the same: the barrier is made of them, and in
     /// all_to_all_v nobody else knows that a count is zero.
     fn sends_empty(&self) -> bool {
-        matches!(self.shape.operation(), Operation::Barrier | Operation::AllToAllV)
+        matches!(
+            self.shape.operation(),
+            Operation::Barrier | Operation::AllToAllV
+        )
     }
 }
 
@@ -365,7 +377,9 @@ pub fn bytes_sent(
     order: Order,
 ) -> Result<u64> {
     if rank >= world {
-        return Err(Error::Layout(format!("rank {rank} is not below the world {world}")));
+        return Err(Error::Layout(format!(
+            "rank {rank} is not below the world {world}"
+        )));
     }
     Ok(Plan::chosen(op.clone(), world, dtype, order)?.bytes_sent(rank, dtype))
 }
@@ -383,7 +397,10 @@ impl What {
 impl Round {
     /// A round of local work only.
     fn local(then: Local) -> Self {
-        Self { then: vec![then], ..Self::default() }
+        Self {
+            then: vec![then],
+            ..Self::default()
+        }
     }
 
     fn send(&mut self, to: usize, what: What) {

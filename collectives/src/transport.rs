@@ -155,7 +155,13 @@ impl Message {
     pub fn zeroed<E: Element>(tag: Tag, len: usize, mut storage: Vec<u64>) -> Self {
         // Old contents are left where they are: zeroing them would cost a pass over memory.
         storage.resize((len * E::DTYPE.bytes()).div_ceil(8), 0);
-        Self { tag, dtype: E::DTYPE, due: 0, len, words: storage }
+        Self {
+            tag,
+            dtype: E::DTYPE,
+            due: 0,
+            len,
+            words: storage,
+        }
     }
 
     /// Number of elements.
@@ -241,7 +247,11 @@ impl Call {
             sequence,
             operation,
             dtype,
-            len: if operation == Operation::AllToAllV { 0 } else { shape.len(world) },
+            len: if operation == Operation::AllToAllV {
+                0
+            } else {
+                shape.len(world)
+            },
             counts: digest(shape.counts()),
             root: shape.root(),
             redop: redop.filter(|_| operation.folds()),
@@ -278,7 +288,9 @@ fn digest(counts: &[usize]) -> u64 {
         return 0;
     }
     counts.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &count| {
-        (hash ^ count as u64).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(17)
+        (hash ^ count as u64)
+            .wrapping_mul(0x0000_0100_0000_01b3)
+            .rotate_left(17)
     })
 }
 
@@ -289,11 +301,16 @@ pub(crate) fn checked_members(members: &[usize], world: usize, me: usize) -> Res
     let fault: Option<String> = if let Some(pair) = sorted.windows(2).find(|p| p[0] == p[1]) {
         Some(format!("names rank {} twice", pair[0]))
     } else {
-        sorted.last().filter(|&&r| r >= world).map(|r| format!("names rank {r} of a group of {world}"))
+        sorted
+            .last()
+            .filter(|&&r| r >= world)
+            .map(|r| format!("names rank {r} of a group of {world}"))
     };
     match (fault, members.iter().position(|&r| r == me)) {
         (None, Some(place)) => Ok(place),
-        (None, None) => Err(Error::Layout(format!("the subgroup {members:?} lacks this rank, {me}"))),
+        (None, None) => Err(Error::Layout(format!(
+            "the subgroup {members:?} lacks this rank, {me}"
+        ))),
         (Some(fault), _) => Err(Error::Layout(format!("the subgroup {members:?} {fault}"))),
     }
 }

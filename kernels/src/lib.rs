@@ -1,6 +1,38 @@
-//! Training kernels with their backward passes over plain slices or a device: gemm, flash attention, norms, RoPE, SwiGLU, cross-entropy, AdamW.
+//! Training kernels with their backward passes: gemm, flash attention, norms, RoPE, SwiGLU,
+//! embedding, cross-entropy and optimizer steps.
+//!
+//! Each op is one module: its spec, its trait, and the algebra in the module's head; below it
+//! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices).
 #![no_std]
 
 extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
+
+pub mod activation;
+pub mod attention;
+pub mod backend;
+pub mod cross_entropy;
+pub mod embedding;
+pub mod error;
+pub mod float;
+pub mod gemm;
+pub mod norm;
+pub mod optimizer;
+pub mod rope;
+#[cfg(feature = "wire")]
+pub mod wire;
+
+pub use activation::Pointwise;
+pub use attention::{Attention, AttentionSpec};
+pub use backend::{Backend, Meter, Queue, Tag};
+pub use cross_entropy::{CrossEntropy, CrossEntropySpec};
+pub use embedding::{Embedding, EmbeddingSpec};
+pub use error::Error;
+pub use float::{Data, Float, Real};
+pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
+pub use norm::{Norm, NormSpec};
+pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};
+pub use rope::{Rope, RopeSpec};
+#[cfg(feature = "wire")]
+pub use wire::{Collectives, Pending, Scalar, Wire};

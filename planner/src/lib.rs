@@ -1,6 +1,12 @@
-//! What a parallel layout costs: bytes per group, memory and bubble, worked out from the same plans the trainer performs.
+//! What a parallel layout costs: bytes per group, memory and bubble, worked out from the same
+//! plans the trainer performs.
 #![no_std]
+#![forbid(unsafe_code)]
 
 extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
+
+pub mod config;
+
+pub use config::{Batch, Invalid, Layout, ModelConfig, validate};

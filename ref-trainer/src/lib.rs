@@ -1,1 +1,2 @@
 //! The reference trainer: every layout computes what one device computes, and proves it.
+pub mod compare;

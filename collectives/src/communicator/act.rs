@@ -69,7 +69,14 @@ impl Run {
             Some(performer) => performer,
             none => {
                 let (plan, dtype) = (&self.plan, self.dtype);
-                let call = Call::new(*sequence, plan.shape(), plan.world(), dtype, self.redop, self.order);
+                let call = Call::new(
+                    *sequence,
+                    plan.shape(),
+                    plan.world(),
+                    dtype,
+                    self.redop,
+                    self.order,
+                );
                 *sequence += 1;
                 none.insert(Performer::begin(plan, call, link)?)
             }
@@ -88,9 +95,19 @@ impl Run {
         match &self.performer {
             Some(performer) => {
                 let (peer, what) = performer.blocked_on();
-                Report { op, sequence: performer.call().sequence, peer, what }
+                Report {
+                    op,
+                    sequence: performer.call().sequence,
+                    peer,
+                    what,
+                }
             }
-            None => Report { op, sequence: 0, peer: None, what: String::from("its start") },
+            None => Report {
+                op,
+                sequence: 0,
+                peer: None,
+                what: String::from("its start"),
+            },
         }
     }
 }
@@ -140,7 +157,11 @@ impl<E: Element, B: AsMut<[E]> + Send + 'static> Memory<E> for Framed<B> {
     }
     fn view(&mut self) -> View<'_, E> {
         let (input, output) = (self.input.clone(), self.output.clone());
-        View::Whole { buffer: self.buffer.as_mut(), input, output }
+        View::Whole {
+            buffer: self.buffer.as_mut(),
+            input,
+            output,
+        }
     }
 }
 
@@ -157,7 +178,10 @@ impl<E: Element> Memory<E> for Pair<E> {
         self.output
     }
     fn view(&mut self) -> View<'_, E> {
-        View::Apart { input: &self.input, output: &mut self.output }
+        View::Apart {
+            input: &self.input,
+            output: &mut self.output,
+        }
     }
 }
 
@@ -171,7 +195,11 @@ pub(super) struct Owned<E, M> {
 
 impl<E: Element, M: Memory<E>> Owned<E, M> {
     pub(super) fn new(run: Run, memory: M) -> Self {
-        Self { run, memory, element: core::marker::PhantomData }
+        Self {
+            run,
+            memory,
+            element: core::marker::PhantomData,
+        }
     }
 }
 
@@ -223,7 +251,13 @@ enum SendState {
 
 impl<E, B> Sending<E, B> {
     pub(super) fn new(to: usize, tag: u64, buffer: B) -> Self {
-        Self { to, tag, buffer, state: SendState::Before, element: core::marker::PhantomData }
+        Self {
+            to,
+            tag,
+            buffer,
+            state: SendState::Before,
+            element: core::marker::PhantomData,
+        }
     }
 }
 
@@ -252,7 +286,12 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
     }
     fn report(&self) -> Report {
         let what = String::from("room for a message to it");
-        Report { op: "send", sequence: self.tag, peer: Some(self.to), what }
+        Report {
+            op: "send",
+            sequence: self.tag,
+            peer: Some(self.to),
+            what,
+        }
     }
     fn track(&self) -> Track {
         Track::Send(self.to, self.tag)
@@ -278,7 +317,13 @@ pub(super) struct Receiving<E, B> {
 
 impl<E, B> Receiving<E, B> {
     pub(super) fn new(from: usize, tag: u64, buffer: B) -> Self {
-        Self { from, tag, buffer, over: false, element: core::marker::PhantomData }
+        Self {
+            from,
+            tag,
+            buffer,
+            over: false,
+            element: core::marker::PhantomData,
+        }
     }
 }
 
@@ -288,7 +333,9 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
             return Ok(true);
         }
         let buffer = self.buffer.as_mut();
-        if let Some(message) = link.try_recv::<E>(self.from, Tag::User(self.tag), buffer.len(), "recv")? {
+        if let Some(message) =
+            link.try_recv::<E>(self.from, Tag::User(self.tag), buffer.len(), "recv")?
+        {
             buffer.copy_from_slice(message.elements());
             link.recycle(message);
             self.over = true;
@@ -302,7 +349,12 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
     }
     fn report(&self) -> Report {
         let what = "a message from it".to_string();
-        Report { op: "recv", sequence: self.tag, peer: Some(self.from), what }
+        Report {
+            op: "recv",
+            sequence: self.tag,
+            peer: Some(self.from),
+            what,
+        }
     }
     fn track(&self) -> Track {
         Track::Recv(self.from, self.tag)
@@ -335,7 +387,11 @@ impl<T: Transport, A: Act<T>, B: Act<T>> Act<T> for Both<A, B> {
     fn report(&self) -> Report {
         let mut wait = Wait::default();
         self.two.wait(&mut wait);
-        let mut report = if wait == Wait::default() { self.one.report() } else { self.two.report() };
+        let mut report = if wait == Wait::default() {
+            self.one.report()
+        } else {
+            self.two.report()
+        };
         report.op = "sendrecv";
         report
     }

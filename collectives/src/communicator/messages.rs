@@ -21,9 +21,13 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     pub fn send<E: Element>(&self, data: &[E], to: usize, tag: u64) -> Result<()> {
         self.peer(to)?;
         if self.core.idle() {
-            return self.core.drive(&mut Sending::<E, _>::new(to, tag, data), self.deadline);
+            return self
+                .core
+                .drive(&mut Sending::<E, _>::new(to, tag, data), self.deadline);
         }
-        self.start_send::<E, _>(data.to_vec(), to, tag, ())?.wait().map(drop)
+        self.start_send::<E, _>(data.to_vec(), to, tag, ())?
+            .wait()
+            .map(drop)
     }
 
     /// Receives from rank `from` the next message of this tag, which must fill `buffer`.
@@ -33,9 +37,14 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     pub fn recv<E: Element>(&self, buffer: &mut [E], from: usize, tag: u64) -> Result<()> {
         self.peer(from)?;
         if self.core.idle() {
-            return self.core.drive(&mut Receiving::<E, _>::new(from, tag, buffer), self.deadline);
+            return self.core.drive(
+                &mut Receiving::<E, _>::new(from, tag, buffer),
+                self.deadline,
+            );
         }
-        let received = self.start_recv::<E, _>(buffer.to_vec(), from, tag, ())?.wait()?;
+        let received = self
+            .start_recv::<E, _>(buffer.to_vec(), from, tag, ())?
+            .wait()?;
         buffer.copy_from_slice(&received);
         Ok(())
     }
@@ -61,7 +70,9 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             return self.core.drive(&mut Both { one, two }, self.deadline);
         }
         let sent = self.start_send::<E, _>(data.to_vec(), to, tag, ())?;
-        let received = self.start_recv::<E, _>(buffer.to_vec(), from, tag, ())?.wait()?;
+        let received = self
+            .start_recv::<E, _>(buffer.to_vec(), from, tag, ())?
+            .wait()?;
         buffer.copy_from_slice(&received);
         sent.wait().map(drop)
     }
@@ -70,6 +81,10 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         if rank < self.world() {
             return Ok(());
         }
-        Err(Error::Layout(std::format!("rank {rank} is no rank of group {} of {}", self.name, self.world())))
+        Err(Error::Layout(std::format!(
+            "rank {rank} is no rank of group {} of {}",
+            self.name,
+            self.world()
+        )))
     }
 }

@@ -38,7 +38,11 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         B: AsRef<[E]> + AsMut<[E]> + Send + 'static,
     {
         let len = buffer.as_ref().len();
-        let framed = Framed { buffer, input: 0..len, output: 0..len };
+        let framed = Framed {
+            buffer,
+            input: 0..len,
+            output: 0..len,
+        };
         self.start(Shape::AllReduce { len }, Some(op), framed, after)
     }
 
@@ -59,8 +63,19 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         B: AsRef<[E]> + AsMut<[E]> + Send + 'static,
     {
         let (input, output) = (0..buffer.as_ref().len(), own(counts, self.rank()));
-        let shape = Shape::ReduceScatter { counts: counts.to_vec() };
-        self.start(shape, Some(op), Framed { buffer, input, output }, after)
+        let shape = Shape::ReduceScatter {
+            counts: counts.to_vec(),
+        };
+        self.start(
+            shape,
+            Some(op),
+            Framed {
+                buffer,
+                input,
+                output,
+            },
+            after,
+        )
     }
 
     /// Starts [`Communicator::all_gather_in_place`] on `buffer` once `after` is open.
@@ -78,8 +93,19 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         B: AsRef<[E]> + AsMut<[E]> + Send + 'static,
     {
         let (input, output) = (own(counts, self.rank()), 0..buffer.as_ref().len());
-        let shape = Shape::AllGather { counts: counts.to_vec() };
-        self.start(shape, None, Framed { buffer, input, output }, after)
+        let shape = Shape::AllGather {
+            counts: counts.to_vec(),
+        };
+        self.start(
+            shape,
+            None,
+            Framed {
+                buffer,
+                input,
+                output,
+            },
+            after,
+        )
     }
 
     /// Starts [`Communicator::send`] of `buffer` once `after` is open.
@@ -98,7 +124,8 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         B: AsRef<[E]> + Send + 'static,
     {
         self.peer(to)?;
-        self.core.start(Sending::<E, B>::new(to, tag, buffer), after, self.deadline)
+        self.core
+            .start(Sending::<E, B>::new(to, tag, buffer), after, self.deadline)
     }
 
     /// Starts [`Communicator::recv`] into `buffer` once `after` is open.
@@ -117,7 +144,11 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         B: AsMut<[E]> + Send + 'static,
     {
         self.peer(from)?;
-        self.core.start(Receiving::<E, B>::new(from, tag, buffer), after, self.deadline)
+        self.core.start(
+            Receiving::<E, B>::new(from, tag, buffer),
+            after,
+            self.deadline,
+        )
     }
 
     fn start<E, B>(
@@ -133,7 +164,16 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     {
         let run = self.run(shape, E::DTYPE, redop)?;
         let (input, output) = (framed.input.clone(), framed.output.clone());
-        fits::<E>(&run.plan, self.rank(), &View::Whole { buffer: framed.buffer.as_mut(), input, output })?;
-        self.core.start(Owned::<E, _>::new(run, framed), after, self.deadline)
+        fits::<E>(
+            &run.plan,
+            self.rank(),
+            &View::Whole {
+                buffer: framed.buffer.as_mut(),
+                input,
+                output,
+            },
+        )?;
+        self.core
+            .start(Owned::<E, _>::new(run, framed), after, self.deadline)
     }
 }

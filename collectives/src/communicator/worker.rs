@@ -63,17 +63,27 @@ struct Queue<T> {
 
 impl<T> core::fmt::Debug for Core<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Core").field("counters", &self.counters).finish_non_exhaustive()
+        f.debug_struct("Core")
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
     }
 }
 
 impl<T: Transport + Send + 'static> Core<T> {
     pub(super) fn new(transport: T) -> Arc<Self> {
-        let queue =
-            Queue { new: VecDeque::new(), unfinished: 0, closing: false, worker: None, dead: false };
+        let queue = Queue {
+            new: VecDeque::new(),
+            unfinished: 0,
+            closing: false,
+            worker: None,
+            dead: false,
+        };
         Arc::new(Self {
             control: transport.control(),
-            engine: Mutex::new(Engine { link: Link::new(transport), sequence: 0 }),
+            engine: Mutex::new(Engine {
+                link: Link::new(transport),
+                sequence: 0,
+            }),
             counters: Counters::default(),
             queue: Mutex::new(queue),
             bell: Condvar::new(),
@@ -113,7 +123,10 @@ impl<T: Transport + Send + 'static> Core<T> {
             if waited >= deadline {
                 return Err(self.timeout(&engine, act.report(), waited, act.track()));
             }
-            let mut wait = Wait { all: true, ..Wait::default() };
+            let mut wait = Wait {
+                all: true,
+                ..Wait::default()
+            };
             act.wait(&mut wait);
             engine.link.transport.park(&wait, deadline - waited);
             self.counters.waited(now.elapsed(), true);
@@ -131,17 +144,28 @@ impl<T: Transport + Send + 'static> Core<T> {
         A: Act<T> + Yields + Send + 'static,
     {
         let (pending, completer) = Pending::pair();
-        let job = Started { act, completer, gate: Some(Box::new(gate)), begun: false, since: None, deadline };
+        let job = Started {
+            act,
+            completer,
+            gate: Some(Box::new(gate)),
+            begun: false,
+            since: None,
+            deadline,
+        };
         let mut queue = lock(&self.queue);
         if queue.dead {
-            return Err(Error::Gate(String::from("the worker of this communicator panicked before")));
+            return Err(Error::Gate(String::from(
+                "the worker of this communicator panicked before",
+            )));
         }
         if queue.worker.is_none() {
             let core = self.clone();
             let thread = thread::Builder::new().name(String::from("collectives"));
             let spawned = thread.spawn(move || core.work());
-            let spawned = spawned
-                .map_err(|e| Error::System { what: "start a thread", reason: e.to_string() })?;
+            let spawned = spawned.map_err(|e| Error::System {
+                what: "start a thread",
+                reason: e.to_string(),
+            })?;
             queue.worker = Some(spawned);
         }
         queue.unfinished += 1;
@@ -169,7 +193,10 @@ impl<T: Transport + Send + 'static> Core<T> {
     }
 
     fn work(self: Arc<Self>) {
-        let mut last_rites = LastRites { core: &self, armed: true };
+        let mut last_rites = LastRites {
+            core: &self,
+            armed: true,
+        };
         let mut jobs: Vec<Box<dyn Job<T>>> = Vec::new();
         while self.take(&mut jobs) {
             while self.visitors.load(Ordering::SeqCst) > 0 {
@@ -190,7 +217,10 @@ impl<T: Transport + Send + 'static> Core<T> {
             if queue.closing {
                 return false;
             }
-            queue = self.bell.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self
+                .bell
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         jobs.extend(queue.new.drain(..));
         true
@@ -200,9 +230,15 @@ impl<T: Transport + Send + 'static> Core<T> {
     fn round(&self, engine: &mut Engine<T>, jobs: &mut Vec<Box<dyn Job<T>>>) -> bool {
         let (mut moved, mut i) = (false, 0);
         while i < jobs.len() {
-            let held = jobs[..i].iter().any(|earlier| earlier.track() == jobs[i].track());
+            let held = jobs[..i]
+                .iter()
+                .any(|earlier| earlier.track() == jobs[i].track());
             let begun = jobs[i].begun();
-            let outcome = if held { Ok(false) } else { jobs[i].go(self, engine, i == 0) };
+            let outcome = if held {
+                Ok(false)
+            } else {
+                jobs[i].go(self, engine, i == 0)
+            };
             moved |= jobs[i].begun() != begun;
             match outcome {
                 Ok(false) => i += 1,
@@ -221,7 +257,10 @@ impl<T: Transport + Send + 'static> Core<T> {
     /// Sleeps for whatever any job waits for.
     fn rest(&self, engine: &mut Engine<T>, jobs: &mut [Box<dyn Job<T>>]) {
         let now = Instant::now();
-        let mut wait = Wait { all: jobs.len() == 1, ..Wait::default() };
+        let mut wait = Wait {
+            all: jobs.len() == 1,
+            ..Wait::default()
+        };
         let mut timeout = SLICE;
         let mut begun = false;
         let mut gated = false;
@@ -235,7 +274,11 @@ impl<T: Transport + Send + 'static> Core<T> {
             }
         }
         if begun {
-            let timeout = if gated { timeout.min(GATE_SLICE) } else { timeout };
+            let timeout = if gated {
+                timeout.min(GATE_SLICE)
+            } else {
+                timeout
+            };
             engine.link.transport.park(&wait, timeout);
             self.counters.waited(now.elapsed(), false);
         } else if let Some(head) = jobs.first_mut() {
@@ -246,8 +289,12 @@ impl<T: Transport + Send + 'static> Core<T> {
     /// One poll, with its counts published and its failure told to the group.
     fn poll<A: Act<T> + ?Sized>(&self, engine: &mut Engine<T>, act: &mut A) -> Result<bool> {
         let outcome = act.poll(&mut engine.link, &mut engine.sequence);
-        self.counters.bytes.store(engine.link.bytes, Ordering::Relaxed);
-        self.counters.messages.store(engine.link.messages, Ordering::Relaxed);
+        self.counters
+            .bytes
+            .store(engine.link.bytes, Ordering::Relaxed);
+        self.counters
+            .messages
+            .store(engine.link.messages, Ordering::Relaxed);
         if let (Err(error), Track::Collective) = (&outcome, act.track()) {
             self.control.poison(error.clone());
         }
@@ -352,7 +399,9 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
 
     fn remaining(&self, now: Instant) -> Duration {
         let since = self.since.unwrap_or(now);
-        self.deadline.saturating_sub(now.saturating_duration_since(since)) + Duration::from_micros(50)
+        self.deadline
+            .saturating_sub(now.saturating_duration_since(since))
+            + Duration::from_micros(50)
     }
 
     fn doze(&mut self, timeout: Duration) {

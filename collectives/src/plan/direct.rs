@@ -26,16 +26,25 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
                 round.send(peer, What::Input(0..*len));
                 round.recv(peer, *len, Action::Keep);
             }
-            round.then.push(Local::FoldRanks { input: 0..*len, at: 0 });
+            round.then.push(Local::FoldRanks {
+                input: 0..*len,
+                at: 0,
+            });
         }
         S::Reduce { len, root } if rank == *root => {
             others.for_each(|peer| round.recv(peer, *len, Action::Keep));
-            round.then.push(Local::FoldRanks { input: 0..*len, at: 0 });
+            round.then.push(Local::FoldRanks {
+                input: 0..*len,
+                at: 0,
+            });
         }
         S::Reduce { len, root } => round.send(*root, What::Input(0..*len)),
         S::Broadcast { len, root } if rank == *root => {
             others.for_each(|peer| round.send(peer, What::Input(0..*len)));
-            round.then.push(Local::Copy { input: 0..*len, at: 0 });
+            round.then.push(Local::Copy {
+                input: 0..*len,
+                at: 0,
+            });
         }
         S::Broadcast { len, root } => round.recv(*root, *len, Action::Store(0)),
         S::Gather { counts, root } => {
@@ -44,7 +53,10 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
                     let chunk = plan.chunk(peer);
                     round.recv(peer, chunk.len(), Action::Store(chunk.start));
                 }
-                round.then.push(Local::Copy { input: 0..counts[rank], at: plan.chunk(rank).start });
+                round.then.push(Local::Copy {
+                    input: 0..counts[rank],
+                    at: plan.chunk(rank).start,
+                });
             } else {
                 round.send(*root, What::Input(0..counts[rank]));
             }
@@ -52,7 +64,10 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
         S::Scatter { counts, root } => {
             if rank == *root {
                 others.for_each(|peer| round.send(peer, What::Input(plan.chunk(peer))));
-                round.then.push(Local::Copy { input: plan.chunk(rank), at: 0 });
+                round.then.push(Local::Copy {
+                    input: plan.chunk(rank),
+                    at: 0,
+                });
             } else {
                 round.recv(*root, counts[rank], Action::Store(0));
             }
@@ -63,7 +78,10 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
                 round.recv(peer, 0, Action::Store(0));
             }
         }
-        S::ReduceScatter { .. } | S::AllGather { .. } | S::AllToAll { .. } | S::AllToAllV { .. } => {}
+        S::ReduceScatter { .. }
+        | S::AllGather { .. }
+        | S::AllToAll { .. }
+        | S::AllToAllV { .. } => {}
     }
     vec![round]
 }

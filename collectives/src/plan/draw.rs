@@ -32,7 +32,15 @@ impl fmt::Display for Plan {
             .collect();
         let widths: Vec<usize> = columns
             .iter()
-            .map(|column| column.iter().flatten().map(String::len).max().unwrap_or(0).max(7))
+            .map(|column| {
+                column
+                    .iter()
+                    .flatten()
+                    .map(String::len)
+                    .max()
+                    .unwrap_or(0)
+                    .max(7)
+            })
             .collect();
         let rounds = columns.iter().map(Vec::len).max().unwrap_or(0);
         let mut head = String::from("round");
@@ -41,11 +49,22 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "{}", head.trim_end())?;
         for round in 0..rounds {
-            let cells: Vec<&[String]> =
-                columns.iter().map(|column| column.get(round).map_or(&[][..], |c| c)).collect();
-            let lines = cells.iter().map(|cell| cell.len()).max().unwrap_or(0).max(1);
+            let cells: Vec<&[String]> = columns
+                .iter()
+                .map(|column| column.get(round).map_or(&[][..], |c| c))
+                .collect();
+            let lines = cells
+                .iter()
+                .map(|cell| cell.len())
+                .max()
+                .unwrap_or(0)
+                .max(1);
             for line in 0..lines {
-                let mut text = if line == 0 { format!("{round:>5}") } else { String::from("     ") };
+                let mut text = if line == 0 {
+                    format!("{round:>5}")
+                } else {
+                    String::from("     ")
+                };
                 for (cell, width) in cells.iter().zip(&widths) {
                     text += &format!(" | {:<width$}", cell.get(line).map_or("", |s| s.as_str()));
                 }
@@ -62,11 +81,14 @@ fn cell(round: &Round) -> Vec<String> {
         What::Output(r) => format!(">{to} ={r:?}"),
         What::Partial(r) => format!(">{to} +{r:?}"),
     });
-    let recvs = round.recvs.iter().map(|Recv { from, len, action }| match action {
-        Action::Store(at) => format!("<{from} {at}..{}", at + len),
-        Action::Fold(r) => format!("<{from} +{r:?}"),
-        Action::Keep => format!("<{from} {len} kept"),
-    });
+    let recvs = round
+        .recvs
+        .iter()
+        .map(|Recv { from, len, action }| match action {
+            Action::Store(at) => format!("<{from} {at}..{}", at + len),
+            Action::Fold(r) => format!("<{from} +{r:?}"),
+            Action::Keep => format!("<{from} {len} kept"),
+        });
     let then = round.then.iter().map(|local| match local {
         Local::Copy { input, at } => format!("= {at}..{}", at + input.len()),
         Local::FoldRanks { input, .. } | Local::Finish { input, .. } => format!("! {input:?}"),

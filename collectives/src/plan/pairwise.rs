@@ -19,7 +19,10 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
     let own = plan.chunk(rank);
     match plan.shape() {
         S::AllReduce { .. } if plan.world() == 1 => {
-            vec![Round::local(Local::FoldRanks { input: own.clone(), at: 0 })]
+            vec![Round::local(Local::FoldRanks {
+                input: own.clone(),
+                at: 0,
+            })]
         }
         S::AllReduce { .. } => vec![
             reduce_scatter(plan, rank, own.start),
@@ -28,7 +31,10 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
         S::ReduceScatter { .. } => vec![reduce_scatter(plan, rank, 0)],
         S::AllGather { .. } => {
             let mut round = all_gather(plan, rank, What::Input(0..own.len()));
-            round.then.push(Local::Copy { input: 0..own.len(), at: own.start });
+            round.then.push(Local::Copy {
+                input: 0..own.len(),
+                at: own.start,
+            });
             vec![round]
         }
         S::AllToAll { len } => {
@@ -76,6 +82,9 @@ fn all_to_all(send: &[usize], recv: &[usize], rank: usize) -> Round {
         round.send(to, What::Input(part(to)));
         round.recv(from, recv[from], Action::Store(start(recv, from)));
     }
-    round.then.push(Local::Copy { input: part(rank), at: start(recv, rank) });
+    round.then.push(Local::Copy {
+        input: part(rank),
+        at: start(recv, rank),
+    });
     round
 }

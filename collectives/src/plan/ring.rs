@@ -24,7 +24,10 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
         }
         S::ReduceScatter { .. } => reduce_scatter(plan, rank, 0),
         S::AllGather { .. } => {
-            let copy = Local::Copy { input: 0..own.len(), at: own.start };
+            let copy = Local::Copy {
+                input: 0..own.len(),
+                at: own.start,
+            };
             let mut rounds = all_gather(plan, rank, What::Input(0..own.len()));
             match rounds.first_mut() {
                 Some(first) => first.then.push(copy),

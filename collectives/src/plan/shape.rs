@@ -153,7 +153,9 @@ impl CollectiveShape {
     #[must_use]
     pub fn len(&self, world: usize) -> usize {
         match self {
-            Self::AllReduce { len } | Self::Broadcast { len, .. } | Self::Reduce { len, .. } => *len,
+            Self::AllReduce { len } | Self::Broadcast { len, .. } | Self::Reduce { len, .. } => {
+                *len
+            }
             Self::ReduceScatter { counts }
             | Self::AllGather { counts }
             | Self::Gather { counts, .. }
@@ -200,10 +202,19 @@ impl CollectiveShape {
         };
         for counts in lens {
             if counts.len() != world {
-                return Some(format!("{} counts were given where there is one per rank", counts.len()));
+                return Some(format!(
+                    "{} counts were given where there is one per rank",
+                    counts.len()
+                ));
             }
-            if counts.iter().try_fold(0usize, |sum, &c| sum.checked_add(c)).is_none() {
-                return Some(String::from("the counts add up to more than an address can say"));
+            if counts
+                .iter()
+                .try_fold(0usize, |sum, &c| sum.checked_add(c))
+                .is_none()
+            {
+                return Some(String::from(
+                    "the counts add up to more than an address can say",
+                ));
             }
         }
         self.unfit_root(world)

@@ -23,7 +23,11 @@ pub(super) fn depth(n: usize) -> usize {
 
 /// Children of `node` (counted from the root) among `n`.
 pub(super) fn children(n: usize, node: usize) -> usize {
-    let levels = if node == 0 { depth(n) } else { node.trailing_zeros() as usize };
+    let levels = if node == 0 {
+        depth(n)
+    } else {
+        node.trailing_zeros() as usize
+    };
     (0..levels).filter(|&k| node + (1 << k) < n).count()
 }
 
@@ -41,10 +45,14 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
     };
     if rounds.is_empty() {
         rounds.push(match plan.shape() {
-            S::Broadcast { len, .. } => Round::local(Local::Copy { input: 0..*len, at: 0 }),
-            S::AllReduce { len } | S::Reduce { len, .. } => {
-                Round::local(Local::Finish { input: 0..*len, at: 0 })
-            }
+            S::Broadcast { len, .. } => Round::local(Local::Copy {
+                input: 0..*len,
+                at: 0,
+            }),
+            S::AllReduce { len } | S::Reduce { len, .. } => Round::local(Local::Finish {
+                input: 0..*len,
+                at: 0,
+            }),
             _ => Round::default(),
         });
     }
@@ -66,7 +74,10 @@ fn reduce(n: usize, rank: usize, root: usize, len: usize) -> Vec<Round> {
         }
     }
     if let (0, Some(last)) = (node, rounds.last_mut()) {
-        last.then.push(Local::Finish { input: 0..len, at: 0 });
+        last.then.push(Local::Finish {
+            input: 0..len,
+            at: 0,
+        });
     }
     rounds
 }
@@ -82,11 +93,21 @@ fn broadcast(n: usize, rank: usize, root: usize, len: usize, fresh: bool) -> Vec
             round.recv(real(node - bit), len, Action::Store(0));
         } else if node % (2 * bit) == 0 && node + bit < n {
             let root = node == 0 && fresh;
-            round.send(real(node + bit), if root { What::Input(0..len) } else { What::Output(0..len) });
+            round.send(
+                real(node + bit),
+                if root {
+                    What::Input(0..len)
+                } else {
+                    What::Output(0..len)
+                },
+            );
         }
     }
     if let (true, 0, Some(last)) = (fresh, node, rounds.last_mut()) {
-        last.then.push(Local::Copy { input: 0..len, at: 0 });
+        last.then.push(Local::Copy {
+            input: 0..len,
+            at: 0,
+        });
     }
     rounds
 }

@@ -218,9 +218,8 @@ impl Transport for Local {
             return Ok(true);
         }
         board.waiting[self.rank] = true;
-        let absent = |&r: &usize| {
-            board.calls[r] <= sequence && self.group.left[r].load(Ordering::Acquire)
-        };
+        let absent =
+            |&r: &usize| board.calls[r] <= sequence && self.group.left[r].load(Ordering::Acquire);
         let absent = (0..self.world()).find(absent);
         drop(board);
         absent.map_or(Ok(false), |rank| Err(self.lost(rank)))
@@ -241,7 +240,11 @@ impl Transport for Local {
                 break;
             }
             state.parked = true;
-            state = inbox.cond.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = inbox
+                .cond
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
             if !state.parked {
                 break;
             }
@@ -261,15 +264,25 @@ impl Transport for Local {
     }
 
     fn control(&self) -> Arc<dyn Control> {
-        Arc::new(Handle { shared: self.shared.clone(), group: self.group.clone(), rank: self.rank })
+        Arc::new(Handle {
+            shared: self.shared.clone(),
+            group: self.group.clone(),
+            rank: self.rank,
+        })
     }
 }
 
 impl Local {
     /// That member is gone and something was still expected of it: nobody in the group can go on.
     fn lost(&self, rank: usize) -> Error {
-        let reason = format!("it left before its part in group {} was done", self.group.name);
-        let cause = Error::PeerLost { rank: self.group.ranks[rank], reason };
+        let reason = format!(
+            "it left before its part in group {} was done",
+            self.group.name
+        );
+        let cause = Error::PeerLost {
+            rank: self.group.ranks[rank],
+            reason,
+        };
         self.shared.poison(&self.group, cause)
     }
 }
@@ -304,10 +317,16 @@ impl Shared {
     /// The instance of this group that is next for `me`.
     fn group(&self, name: &str, ranks: Vec<usize>, me: usize) -> Arc<Group> {
         let mut registry = lock(&self.registry);
-        let turn = registry.taken.entry((name.to_string(), ranks.clone(), me)).or_default();
+        let turn = registry
+            .taken
+            .entry((name.to_string(), ranks.clone(), me))
+            .or_default();
         let index = *turn;
         *turn += 1;
-        let instances = registry.groups.entry((name.to_string(), ranks.clone())).or_default();
+        let instances = registry
+            .groups
+            .entry((name.to_string(), ranks.clone()))
+            .or_default();
         if let Some(instance) = instances.get_mut(index)
             && let Some(group) = instance.group.upgrade()
         {
@@ -319,7 +338,11 @@ impl Shared {
         }
         let group = Arc::new(Group::new(name, ranks.clone(), self.bound));
         let hold = (ranks.len() > 1).then(|| group.clone());
-        instances.push(Instance { group: Arc::downgrade(&group), hold, takers: 1 });
+        instances.push(Instance {
+            group: Arc::downgrade(&group),
+            hold,
+            takers: 1,
+        });
         registry.welcome(&group);
         group
     }
@@ -359,7 +382,9 @@ impl Shared {
         let groups = registry.live();
         drop(registry);
         for group in groups {
-            let Some(place) = group.ranks.iter().position(|&r| r == rank) else { continue };
+            let Some(place) = group.ranks.iter().position(|&r| r == rank) else {
+                continue;
+            };
             match &failure {
                 Some(cause) => {
                     group.fail(cause.clone());
@@ -375,7 +400,11 @@ impl Shared {
 
 impl Registry {
     fn live(&self) -> Vec<Arc<Group>> {
-        self.groups.values().flatten().filter_map(|instance| instance.group.upgrade()).collect()
+        self.groups
+            .values()
+            .flatten()
+            .filter_map(|instance| instance.group.upgrade())
+            .collect()
     }
 
     /// Tells a new group what happened before it was made.
@@ -400,9 +429,19 @@ impl Group {
         let n = ranks.len();
         let inbox = || {
             let lanes = (0..n).map(|_| Lane::default()).collect();
-            Inbox { state: Mutex::new(InboxState { lanes, ..Default::default() }), cond: Condvar::new() }
+            Inbox {
+                state: Mutex::new(InboxState {
+                    lanes,
+                    ..Default::default()
+                }),
+                cond: Condvar::new(),
+            }
         };
-        let board = Board { calls: std::vec![0; n], waiting: std::vec![false; n], ..Default::default() };
+        let board = Board {
+            calls: std::vec![0; n],
+            waiting: std::vec![false; n],
+            ..Default::default()
+        };
         Self {
             name: name.to_string(),
             bound,
@@ -437,7 +476,11 @@ impl Group {
         let at = (call.sequence - board.base) as usize;
         board.calls[rank] = call.sequence + 1;
         match board.entries.get_mut(at) {
-            None => board.entries.push_back(Entry { call: *call, first: rank, came: 1 }),
+            None => board.entries.push_back(Entry {
+                call: *call,
+                first: rank,
+                came: 1,
+            }),
             Some(entry) if entry.call == *call => entry.came += 1,
             Some(entry) => {
                 return Err(Error::Mismatch {
@@ -451,15 +494,20 @@ impl Group {
             }
         }
         let mut moved = false;
-        while board.entries.front().is_some_and(|entry| entry.came == self.ranks.len()) {
+        while board
+            .entries
+            .front()
+            .is_some_and(|entry| entry.came == self.ranks.len())
+        {
             board.entries.pop_front();
             board.base += 1;
             moved = true;
         }
         if moved {
             self.confirmed.store(board.base, Ordering::Release);
-            let waiting: Vec<usize> =
-                (0..self.ranks.len()).filter(|&r| core::mem::take(&mut board.waiting[r])).collect();
+            let waiting: Vec<usize> = (0..self.ranks.len())
+                .filter(|&r| core::mem::take(&mut board.waiting[r]))
+                .collect();
             drop(board);
             waiting.into_iter().for_each(|r| self.poke(r));
         }

@@ -69,7 +69,9 @@ impl World {
             registry: Mutex::new(Registry::default()),
             adopted: Mutex::new(Vec::new()),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
     }
 
     /// One seat per rank, in rank order; to be moved to the ranks' threads. Called once: a second
@@ -77,7 +79,11 @@ impl World {
     #[must_use]
     pub fn seats(&self) -> Vec<Seat> {
         (0..self.shared.world)
-            .map(|rank| Seat { shared: self.shared.clone(), rank, over: false })
+            .map(|rank| Seat {
+                shared: self.shared.clone(),
+                rank,
+                over: false,
+            })
             .collect()
     }
 
@@ -118,15 +124,24 @@ impl World {
                     Ok(thread) => threads.push(thread),
                     Err(e) => {
                         // The seat went with the closure and was dropped: the others see it gone.
-                        let error = Error::System { what: "start a thread", reason: e.to_string() };
+                        let error = Error::System {
+                            what: "start a thread",
+                            reason: e.to_string(),
+                        };
                         self.shared.abort(rank);
                         lock(first).get_or_insert(E::from(error));
                     }
                 }
             }
-            threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().ok().flatten())
+                .collect()
         });
-        match first.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        match first
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        {
             Some(error) => Err(error),
             None => Ok(results.into_iter().flatten().collect()),
         }
@@ -147,8 +162,14 @@ impl Seat {
     /// to the k-th call of the others.
     #[must_use]
     pub fn endpoint(&self) -> Local {
-        let group = self.shared.group("world", (0..self.shared.world).collect(), self.rank);
-        Local { shared: self.shared.clone(), group, rank: self.rank }
+        let group = self
+            .shared
+            .group("world", (0..self.shared.world).collect(), self.rank);
+        Local {
+            shared: self.shared.clone(),
+            group,
+            rank: self.rank,
+        }
     }
 
     /// [`Seat::endpoint`] as a communicator.
@@ -165,7 +186,10 @@ impl Seat {
     }
 
     fn failed(&self, failure: &dyn core::fmt::Display) -> Error {
-        Error::PeerLost { rank: self.rank, reason: failure.to_string() }
+        Error::PeerLost {
+            rank: self.rank,
+            reason: failure.to_string(),
+        }
     }
 
     fn end(&mut self, failure: Option<Error>) {
@@ -212,7 +236,10 @@ impl Seat {
             }
             Err(panic) => {
                 let message = panic_message(&*panic);
-                let error = Error::Panicked { rank: self.rank, message };
+                let error = Error::Panicked {
+                    rank: self.rank,
+                    message,
+                };
                 let reason = error.to_string();
                 (E::from(error), reason)
             }
@@ -233,5 +260,6 @@ impl Drop for Seat {
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| String::from("(no text)"))
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| String::from("(no text)"))
 }

@@ -1,0 +1,111 @@
+//! General matrix product with an epilogue: `C = epilogue(op(A) op(B) [+ C])`.
+//!
+//! Row-major, contiguous. `op(A)` is m x k, `op(B)` is k x n, C is m x n. A linear layer with
+//! weights `w_fd` stored `[out, in]` as Hugging Face stores them needs three of the four forms:
+//!
+//! ```text
+//! forward    y_tf  = x_td  w_fd^T      NT
+//! backward   dx_td = dy_tf w_fd        NN
+//!            dw_fd += dy_tf^T x_td     TN, accumulate, output in Acc
+//! ```
+//!
+//! There is no alpha and beta is 0 or 1 (`accumulate`): scales belong into epilogues, since a
+//! scale inside the product rounds edge tiles differently in some libraries. Each output element
+//! is summed over k in an order that depends on k alone, so the bits of a row or column do not
+//! depend on which rows and columns stand beside it: column-parallel layers are bit-equal to one
+//! device.
+
+use crate::{Backend, Error, Float};
+
+/// Whether an operand is used as stored or transposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trans {
+    /// As stored.
+    N,
+    /// Transposed.
+    T,
+}
+
+/// What is done to each element of the product before it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Epilogue {
+    /// Nothing.
+    #[default]
+    None,
+    /// Adds `bias[n]` to each row.
+    Bias,
+    /// Adds `bias[n]`, then applies GELU (tanh form).
+    BiasGelu,
+    /// Adds `residual[m, n]`.
+    Residual,
+    /// Adds `bias[n]` and `residual[m, n]`.
+    BiasResidual,
+}
+
+/// Shape and form of one product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GemmSpec {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// Length of each sum.
+    pub k: usize,
+    /// How A is stored: `N` as m x k, `T` as k x m.
+    pub a: Trans,
+    /// How B is stored: `N` as k x n, `T` as n x k.
+    pub b: Trans,
+    /// Adds to C instead of overwriting it.
+    pub accumulate: bool,
+    /// What happens to the sums.
+    pub epilogue: Epilogue,
+}
+
+impl GemmSpec {
+    /// A product that overwrites C, without epilogue.
+    #[must_use]
+    pub const fn new(m: usize, n: usize, k: usize, a: Trans, b: Trans) -> Self {
+        Self {
+            m,
+            n,
+            k,
+            a,
+            b,
+            accumulate: false,
+            epilogue: Epilogue::None,
+        }
+    }
+
+    /// The same, adding to C.
+    #[must_use]
+    pub const fn accumulate(mut self) -> Self {
+        self.accumulate = true;
+        self
+    }
+
+    /// The same with an epilogue.
+    #[must_use]
+    pub const fn epilogue(mut self, epilogue: Epilogue) -> Self {
+        self.epilogue = epilogue;
+        self
+    }
+}
+
+/// The product on a device.
+pub trait Gemm: Backend {
+    /// `c = epilogue(op(a) op(b) [+ c])`; A and B are stored as `I`, C as `O`, both with the same
+    /// `Acc`; sums are taken in `Acc` and rounded once. `bias` has n elements, `residual` m x n;
+    /// each must be given where the epilogue names it and only there.
+    ///
+    /// # Errors
+    /// [`Error::Len`] where a length does not fit the spec.
+    fn gemm<I: Float, O: Float<Acc = I::Acc>>(
+        &self,
+        spec: &GemmSpec,
+        a: Self::Ref<'_, I>,
+        b: Self::Ref<'_, I>,
+        bias: Option<Self::Ref<'_, I>>,
+        residual: Option<Self::Ref<'_, O>>,
+        c: Self::Mut<'_, O>,
+    ) -> Result<(), Error>;
+}

@@ -1,0 +1,34 @@
+//! Rotary position embedding (Su et al. 2021) in the half-split form of Llama: element i of the
+//! first half of a head turns with element i of the second half by `pos * theta^(-2i/d)`.
+//! The backward is the turn by the negative angle.
+
+use crate::{Backend, Error, Float};
+
+/// Shape of one call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeSpec {
+    /// Rows (tokens).
+    pub rows: usize,
+    /// Heads per token.
+    pub heads: usize,
+    /// Width of a head; even.
+    pub head_dim: usize,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Turn backwards: the adjoint.
+    pub inverse: bool,
+}
+
+/// RoPE on a device.
+pub trait Rope: Backend {
+    /// Turns `x[t, h, d]` in place by `pos[t]`.
+    ///
+    /// # Errors
+    /// [`Error::Len`] or [`Error::Spec`] where arguments do not fit.
+    fn rope<E: Float>(
+        &self,
+        spec: &RopeSpec,
+        pos_t: Self::Ref<'_, i32>,
+        x_thd: Self::Mut<'_, E>,
+    ) -> Result<(), Error>;
+}
