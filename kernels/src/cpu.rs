@@ -16,6 +16,7 @@
 mod event;
 #[cfg(feature = "std")]
 mod pool;
+mod scratch;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,6 +27,7 @@ use crate::{Backend, Data, Error, Meter, Queue, Tag};
 
 #[cfg(feature = "std")]
 pub use event::CpuEvent;
+pub(crate) use scratch::Scratch;
 
 /// The CPU with a fixed number of threads. Clones share the meter and the threads.
 #[derive(Debug, Clone)]

@@ -1,0 +1,271 @@
+//! Packing and the loop over tiles; the tiles themselves are in [`avx512`].
+//!
+//! Everything below takes slices and checks, once per tile, that what the tile will touch lies
+//! inside them; only then pointers are made.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use core::ops::Range;
+
+use super::Trans;
+use crate::Real;
+
+/// Terms that are summed in one chain before the sum is added to C.
+pub(super) const KC: usize = 256;
+
+/// A matrix by its steps: element (i, j) is `data[i * row + j * col]`.
+#[derive(Clone, Copy)]
+pub(super) struct Operand<'a, T> {
+    data: &'a [T],
+    row: usize,
+    col: usize,
+}
+
+impl<'a, T: Copy> Operand<'a, T> {
+    /// `op(data)` with `rows` rows and `cols` columns.
+    pub(super) fn new(data: &'a [T], trans: Trans, rows: usize, cols: usize) -> Self {
+        let (row, col) = match trans {
+            Trans::N => (cols, 1),
+            Trans::T => (1, rows),
+        };
+        Self { data, row, col }
+    }
+
+    /// Element (i, j).
+    pub(super) fn at(&self, i: usize, j: usize) -> T {
+        self.data[i * self.row + j * self.col]
+    }
+
+    /// The matrix from row `i` and column `j` on.
+    pub(super) fn from(&self, i: usize, j: usize) -> Self {
+        Self {
+            data: &self.data[i * self.row + j * self.col..],
+            ..*self
+        }
+    }
+}
+
+/// What one tile reads and writes: `c[rows, width] (+)= a[rows, depth] b[depth, width]`.
+pub(super) struct Place<T> {
+    depth: usize,
+    a: *const T,
+    a_row: usize,
+    a_col: usize,
+    /// Packed: `NR` elements for each k.
+    b: *const T,
+    c: *mut T,
+    c_row: usize,
+    width: usize,
+    add: bool,
+}
+
+/// A type with tiles of its own.
+pub(super) trait Tile: Real {
+    /// The most rows of a tile.
+    const MR: usize;
+    /// Columns of a panel of packed B.
+    const NR: usize;
+
+    /// Whether this CPU can run [`Tile::tile`].
+    fn detected() -> bool;
+
+    /// The most rows, up to `left`, that one tile takes.
+    fn height(left: usize) -> usize;
+
+    /// Computes one tile of `rows` rows.
+    ///
+    /// # Safety
+    /// [`Tile::detected`] is true, `rows` came from [`Tile::height`], `1 <= width <= NR`, and the
+    /// elements named in [`Place`] are there: a at `i a_row + p a_col` and c at `i c_row + j` for
+    /// all i < rows, p < depth, j < width; b for `depth * NR`; c is borrowed mutably.
+    unsafe fn tile(rows: usize, place: &Place<Self>);
+
+    /// Packs 'width <= NR' columns whose k lies side by side (`b[j][p]`, `row` apart), as far as
+    /// that goes faster than element by element; returns how many of k it has done.
+    fn pack_across(b: &[Self], row: usize, width: usize, depth: usize, panel: &mut [Self])
+    -> usize;
+
+    /// `matrixmultiply` of this type: `c = a b + beta c`, pointers with (row, column) steps.
+    ///
+    /// # Safety
+    /// All elements that the shape and the steps name are there, and c is borrowed mutably.
+    unsafe fn library(
+        shape: [usize; 3],
+        a: (*const Self, isize, isize),
+        b: (*const Self, isize, isize),
+        beta: Self,
+        c: (*mut Self, isize, isize),
+    );
+}
+
+/// Packs columns `cols` of B, `ks` deep, into one panel; columns it has not are zeros.
+pub(super) fn pack<T: Tile>(
+    b: &Operand<'_, T>,
+    ks: Range<usize>,
+    cols: Range<usize>,
+    panel: &mut [T],
+) {
+    let (depth, width) = (ks.len(), cols.len());
+    let b = b.from(ks.start, cols.start);
+    if b.col == 1 {
+        for (p, line) in panel.chunks_exact_mut(T::NR).enumerate() {
+            line[..width].copy_from_slice(&b.data[p * b.row..][..width]);
+            line[width..].fill(T::ZERO);
+        }
+        return;
+    }
+    let done = match b.row {
+        1 => T::pack_across(b.data, b.col, width, depth, panel),
+        _ => 0,
+    };
+    for (p, line) in panel.chunks_exact_mut(T::NR).enumerate().skip(done) {
+        for (j, x) in line[..width].iter_mut().enumerate() {
+            *x = b.at(p, j);
+        }
+        line[width..].fill(T::ZERO);
+    }
+}
+
+/// `c[:, cols] (+)= a[:, ks] packed` for as many rows as c has; c has `n` columns, and `packed`
+/// holds panels of `ks.len() * NR` elements.
+pub(super) fn rows<T: Tile>(
+    a: &Operand<'_, T>,
+    packed: &[T],
+    ks: Range<usize>,
+    cols: Range<usize>,
+    c: &mut [T],
+    n: usize,
+    add: bool,
+) {
+    assert!(T::detected(), "asked for tiles that this CPU has not");
+    let rows = c.len() / n;
+    for start in ks.clone().step_by(KC) {
+        let depth = KC.min(ks.end - start);
+        let add = add || start > ks.start;
+        let panels = packed.chunks_exact(ks.len() * T::NR);
+        for (first, panel) in cols.clone().step_by(T::NR).zip(panels) {
+            let panel = &panel[(start - ks.start) * T::NR..];
+            let width = T::NR.min(cols.end - first);
+            let mut i = 0;
+            while i < rows {
+                let height = T::height(rows - i);
+                let a = a.from(i, start);
+                let c = &mut c[i * n + first..];
+                let a_last = (height - 1) * a.row + (depth - 1) * a.col;
+                assert!(a_last < a.data.len() && depth * T::NR <= panel.len());
+                assert!((height - 1) * n + width <= c.len() && width > 0);
+                let place = Place {
+                    depth,
+                    a: a.data.as_ptr(),
+                    a_row: a.row,
+                    a_col: a.col,
+                    b: panel.as_ptr(),
+                    c: c.as_mut_ptr(),
+                    c_row: n,
+                    width,
+                    add,
+                };
+                // SAFETY: detected above; the largest offsets into a, b and c are the ones just
+                // checked, and `c` is a mutable borrow that lasts until after the call.
+                unsafe { T::tile(height, &place) };
+                i += height;
+            }
+        }
+    }
+}
+
+/// `c (+)= a b` for as many rows as c has, by `matrixmultiply`.
+pub(super) fn portable<T: Tile>(
+    a: &Operand<'_, T>,
+    b: &Operand<'_, T>,
+    (k, n): (usize, usize),
+    c: &mut [T],
+    add: bool,
+) {
+    let m = c.len() / n;
+    if m == 0 || k == 0 {
+        return;
+    }
+    assert!((m - 1) * a.row + (k - 1) * a.col < a.data.len());
+    assert!((k - 1) * b.row + (n - 1) * b.col < b.data.len());
+    let beta = if add { T::ONE } else { T::ZERO };
+    let steps = |x: &Operand<'_, T>| (x.data.as_ptr(), x.row as isize, x.col as isize);
+    // SAFETY: the last elements of a and b are the ones checked above, c has m * n elements; a
+    // slice is never longer than isize::MAX bytes, so no step that stays inside one wraps.
+    unsafe {
+        T::library(
+            [m, k, n],
+            steps(a),
+            steps(b),
+            beta,
+            (c.as_mut_ptr(), n as isize, 1),
+        );
+    }
+}
+
+/// What every type shares: the library call, and tiles only where the architecture has them.
+macro_rules! tile {
+    ($t:ident, $mr:expr, $nr:expr, $library:ident, $across:expr) => {
+        impl Tile for $t {
+            const MR: usize = $mr;
+            const NR: usize = $nr;
+
+            fn detected() -> bool {
+                #[cfg(target_arch = "x86_64")]
+                return avx512::detected();
+                #[cfg(not(target_arch = "x86_64"))]
+                false
+            }
+
+            fn height(left: usize) -> usize {
+                [Self::MR, 8, 4, 2]
+                    .into_iter()
+                    .find(|&h| h <= left)
+                    .unwrap_or(1)
+            }
+
+            unsafe fn tile(rows: usize, place: &Place<$t>) {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: passed on.
+                unsafe {
+                    avx512::$t::tile(rows, place);
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                let _ = (rows, place);
+            }
+
+            fn pack_across(
+                b: &[$t],
+                row: usize,
+                width: usize,
+                depth: usize,
+                panel: &mut [$t],
+            ) -> usize {
+                let across: fn(&[$t], usize, usize, usize, &mut [$t]) -> usize = $across;
+                across(b, row, width, depth, panel)
+            }
+
+            unsafe fn library(
+                [m, k, n]: [usize; 3],
+                a: (*const $t, isize, isize),
+                b: (*const $t, isize, isize),
+                beta: $t,
+                c: (*mut $t, isize, isize),
+            ) {
+                // SAFETY: passed on.
+                unsafe {
+                    matrixmultiply::$library(
+                        m, k, n, 1.0, a.0, a.1, a.2, b.0, b.1, b.2, beta, c.0, c.1, c.2,
+                    );
+                }
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+tile!(f32, 14, 32, sgemm, avx512::pack_across_f32);
+#[cfg(not(target_arch = "x86_64"))]
+tile!(f32, 14, 32, sgemm, |_, _, _, _, _| 0);
+tile!(f64, 14, 16, dgemm, |_, _, _, _, _| 0);
