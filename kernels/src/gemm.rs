@@ -15,9 +15,9 @@
 //! depend on which rows and columns stand beside it: column-parallel layers are bit-equal to one
 //! device.
 
-mod cpu;
+pub(crate) mod cpu;
 pub mod naive;
-mod simd;
+pub(crate) mod simd;
 
 use crate::error::need;
 use crate::{Backend, Error, Float};

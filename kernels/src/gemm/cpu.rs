@@ -193,7 +193,7 @@ fn chunks(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// The elements as Acc, copied only where they are stored narrower.
-fn widen<T: Float>(x: &[T]) -> Cow<'_, [T::Acc]> {
+pub(crate) fn widen<T: Float>(x: &[T]) -> Cow<'_, [T::Acc]> {
     match same(x) {
         Some(x) => Cow::Borrowed(x),
         None => Cow::Owned(x.iter().map(|x| x.to_acc()).collect()),

@@ -13,11 +13,11 @@ use super::Trans;
 use crate::Real;
 
 /// Terms that are summed in one chain before the sum is added to C.
-pub(super) const KC: usize = 256;
+pub(crate) const KC: usize = 256;
 
 /// A matrix by its steps: element (i, j) is `data[i * row + j * col]`.
 #[derive(Clone, Copy)]
-pub(super) struct Operand<'a, T> {
+pub(crate) struct Operand<'a, T> {
     data: &'a [T],
     row: usize,
     col: usize,
@@ -25,7 +25,7 @@ pub(super) struct Operand<'a, T> {
 
 impl<'a, T: Copy> Operand<'a, T> {
     /// `op(data)` with `rows` rows and `cols` columns.
-    pub(super) fn new(data: &'a [T], trans: Trans, rows: usize, cols: usize) -> Self {
+    pub(crate) fn new(data: &'a [T], trans: Trans, rows: usize, cols: usize) -> Self {
         let (row, col) = match trans {
             Trans::N => (cols, 1),
             Trans::T => (1, rows),
@@ -33,13 +33,27 @@ impl<'a, T: Copy> Operand<'a, T> {
         Self { data, row, col }
     }
 
+    /// A matrix inside a larger array: rows `row` apart, columns `col` apart.
+    pub(crate) fn strided(data: &'a [T], row: usize, col: usize) -> Self {
+        Self { data, row, col }
+    }
+
     /// Element (i, j).
-    pub(super) fn at(&self, i: usize, j: usize) -> T {
+    pub(crate) fn at(&self, i: usize, j: usize) -> T {
         self.data[i * self.row + j * self.col]
     }
 
+    /// The matrix with rows and columns exchanged.
+    pub(crate) fn transposed(self) -> Self {
+        Self {
+            data: self.data,
+            row: self.col,
+            col: self.row,
+        }
+    }
+
     /// The matrix from row `i` and column `j` on.
-    pub(super) fn from(&self, i: usize, j: usize) -> Self {
+    pub(crate) fn from(&self, i: usize, j: usize) -> Self {
         Self {
             data: &self.data[i * self.row + j * self.col..],
             ..*self
@@ -48,7 +62,7 @@ impl<'a, T: Copy> Operand<'a, T> {
 }
 
 /// What one tile reads and writes: `c[rows, width] (+)= a[rows, depth] b[depth, width]`.
-pub(super) struct Place<T> {
+pub(crate) struct Place<T> {
     depth: usize,
     a: *const T,
     a_row: usize,
@@ -62,7 +76,7 @@ pub(super) struct Place<T> {
 }
 
 /// A type with tiles of its own.
-pub(super) trait Tile: Real {
+pub(crate) trait Tile: Real {
     /// The most rows of a tile.
     const MR: usize;
     /// Columns of a panel of packed B.
@@ -125,6 +139,47 @@ pub(super) fn pack<T: Tile>(
             *x = b.at(p, j);
         }
         line[width..].fill(T::ZERO);
+    }
+}
+
+/// A `k x n` matrix made ready to stand on the right of small products.
+#[derive(Clone, Copy)]
+pub(crate) struct Right<'a, T> {
+    b: Operand<'a, T>,
+    k: usize,
+    n: usize,
+    panels: &'a [T],
+}
+
+impl<'a, T: Tile> Right<'a, T> {
+    /// Elements of working memory that [`Right::new`] needs.
+    pub(crate) fn room(k: usize, n: usize) -> usize {
+        k * n.next_multiple_of(T::NR)
+    }
+
+    /// Packs `b` into `room`, of [`Right::room`] elements.
+    pub(crate) fn new(b: Operand<'a, T>, k: usize, n: usize, room: &'a mut [T]) -> Self {
+        if T::detected() && k > 0 {
+            for (i, panel) in room.chunks_exact_mut(k * T::NR).enumerate() {
+                let first = i * T::NR;
+                pack(&b, 0..k, first..n.min(first + T::NR), panel);
+            }
+        }
+        Self {
+            b,
+            k,
+            n,
+            panels: room,
+        }
+    }
+
+    /// `c (+)= a b` for as many rows as the contiguous `c` has.
+    pub(crate) fn times(&self, a: &Operand<'_, T>, c: &mut [T], add: bool) {
+        if self.k == 0 || !T::detected() {
+            portable(a, &self.b, (self.k, self.n), c, add);
+        } else {
+            rows(a, self.panels, 0..self.k, 0..self.n, c, self.n, add);
+        }
     }
 }
 
