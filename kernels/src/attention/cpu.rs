@@ -186,9 +186,10 @@ impl<'a, T: Tile> Call<'a, T> {
     fn mask(&self, b: usize, queries: Block, keys: Block) -> Mask<'a> {
         let q_pos = &self.pos.0[b * self.spec.queries + queries.first..][..queries.len];
         let k_pos = &self.pos.1[b * self.spec.keys + keys.first..][..keys.len];
-        let range = |pos: &[i32]| pos.iter().fold((i32::MAX, i32::MIN), |r, &p| {
-            (r.0.min(p), r.1.max(p))
-        });
+        let range = |pos: &[i32]| {
+            pos.iter()
+                .fold((i32::MAX, i32::MIN), |r, &p| (r.0.min(p), r.1.max(p)))
+        };
         let ((q_min, q_max), (k_min, k_max)) = (range(q_pos), range(k_pos));
         Mask {
             q_pos,
@@ -237,7 +238,9 @@ fn blocks(len: usize, step: usize) -> impl Iterator<Item = Block> + Clone {
 /// The rows of each head, from an array `[batch, rows, heads, d]`.
 fn by_head<T>(x: &mut [T], rows: usize, heads: usize, d: usize) -> Vec<Vec<&mut [T]>> {
     let batch = x.len() / (rows * heads * d).max(1);
-    let mut parts: Vec<_> = (0..batch * heads).map(|_| Vec::with_capacity(rows)).collect();
+    let mut parts: Vec<_> = (0..batch * heads)
+        .map(|_| Vec::with_capacity(rows))
+        .collect();
     for (i, row) in x.chunks_exact_mut(d).enumerate() {
         parts[i / (rows * heads) * heads + i % heads].push(row);
     }
@@ -392,9 +395,9 @@ fn fold_lanes<T: Real>(row: &[T], start: T, fold: impl Fn(T, T) -> T) -> T {
 }
 
 fn dot<E: Float>(x: &[E], y: &[E]) -> E::Acc {
-    x.iter().zip(y).fold(E::Acc::ZERO, |sum, (x, y)| {
-        sum + x.to_acc() * y.to_acc()
-    })
+    x.iter()
+        .zip(y)
+        .fold(E::Acc::ZERO, |sum, (x, y)| sum + x.to_acc() * y.to_acc())
 }
 
 /// `false` where `A` is not `T`.

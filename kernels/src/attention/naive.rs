@@ -76,7 +76,13 @@ pub fn backward(
         let scores = x.scores(spec, (b, s, h));
         let lse = lse[lse_at(spec, b, s, h)];
         let seen = |score: f64| score != f64::NEG_INFINITY;
-        let p = |score: f64| if seen(score) { libm::exp(score - lse) } else { 0.0 };
+        let p = |score: f64| {
+            if seen(score) {
+                libm::exp(score - lse)
+            } else {
+                0.0
+            }
+        };
         let q_row = q_at(spec, b, s, h);
         let do_ = &do_bshd[q_row..][..spec.head_dim];
         let dp = |z: usize| dot(do_, &x.v[k_at(spec, b, z, h)..][..spec.head_dim]);
@@ -101,8 +107,7 @@ fn rows(spec: &AttentionSpec) -> impl Iterator<Item = (usize, usize, usize)> {
         heads,
         ..
     } = *spec;
-    (0..batch * queries * heads)
-        .map(move |i| (i / heads / queries, i / heads % queries, i % heads))
+    (0..batch * queries * heads).map(move |i| (i / heads / queries, i / heads % queries, i % heads))
 }
 
 fn q_at(spec: &AttentionSpec, b: usize, s: usize, h: usize) -> usize {

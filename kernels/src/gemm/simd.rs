@@ -324,3 +324,43 @@ tile!(f32, 14, 32, sgemm, avx512::pack_across_f32);
 #[cfg(not(target_arch = "x86_64"))]
 tile!(f32, 14, 32, sgemm, |_, _, _, _, _| 0);
 tile!(f64, 14, 16, dgemm, |_, _, _, _, _| 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// The library's path, whatever this CPU has: right, and its bits too do not depend on how
+    /// rows and columns are cut.
+    #[test]
+    fn portable_keeps_the_laws() {
+        let (m, n, k) = (29, 41, 300);
+        let a: Vec<f32> = (0..m * k).map(|i| libm::sinf(i as f32)).collect();
+        let b: Vec<f32> = (0..k * n).map(|i| libm::cosf(i as f32)).collect();
+        for b_form in [Trans::N, Trans::T] {
+            let (a, b) = (
+                Operand::new(&a, Trans::N, m, k),
+                Operand::new(&b, b_form, k, n),
+            );
+            let mut whole = vec![1.0; m * n];
+            portable(&a, &b, (k, n), &mut whole, true);
+            let want = |i: usize, j: usize| {
+                let term = |p| f64::from(a.at(i, p)) * f64::from(b.at(p, j));
+                1.0 + (0..k).map(term).sum::<f64>()
+            };
+            for (i, j) in [(0, 0), (28, 40), (13, 7)] {
+                assert!((f64::from(whole[i * n + j]) - want(i, j)).abs() < 1e-4);
+            }
+            for first in 0..17 {
+                let (rows, cols) = (first..m - first / 2, first..n - first);
+                let mut part = vec![1.0; rows.len() * cols.len()];
+                let (a, b) = (a.from(first, 0), b.from(0, first));
+                portable(&a, &b, (k, cols.len()), &mut part, true);
+                for (row, i) in part.chunks(cols.len()).zip(rows) {
+                    assert_eq!(row, &whole[i * n..][cols.clone()]);
+                }
+            }
+        }
+    }
+}
