@@ -18,6 +18,8 @@ pub mod embedding;
 pub mod error;
 pub mod float;
 pub mod gemm;
+mod lanes;
+mod math;
 pub mod norm;
 pub mod optimizer;
 pub mod rope;

@@ -1,0 +1,105 @@
+//! How far two sets of named tensors are apart.
+
+use std::collections::BTreeMap;
+
+/// Logical tensors by name, in f64.
+pub type Tensors = BTreeMap<String, Vec<f64>>;
+
+/// The largest difference found, and where.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Difference {
+    /// Max over tensors of `||x - r||2 / ||r||2` and of `max|x - r| / max|r|`; infinite where a
+    /// reference that is zero is not met by zero, or a value is not finite.
+    pub relative: f64,
+    /// The tensor in which it was found.
+    pub worst: String,
+    /// Whether every element has the same bits.
+    pub bit_equal: bool,
+}
+
+/// Compares `ours` with `reference`, tensor by tensor.
+///
+/// A tensor that one side lacks, or whose lengths differ, is infinitely far off.
+#[must_use]
+pub fn compare(ours: &Tensors, reference: &Tensors) -> Difference {
+    let mut found = Difference { bit_equal: true, ..Difference::default() };
+    let names: std::collections::BTreeSet<&String> = ours.keys().chain(reference.keys()).collect();
+    for name in names {
+        let (relative, equal) = match (ours.get(name), reference.get(name)) {
+            (Some(x), Some(r)) if x.len() == r.len() => (relative(x, r), same_bits(x, r)),
+            _ => (f64::INFINITY, false),
+        };
+        found.bit_equal &= equal;
+        if relative > found.relative || found.worst.is_empty() {
+            found.relative = relative;
+            found.worst.clone_from(name);
+        }
+    }
+    found
+}
+
+/// `|x - r| / |r|`; infinite where r is zero and x is not, or either is not finite.
+#[must_use]
+pub fn relative_scalar(x: f64, r: f64) -> f64 {
+    ratio((x - r).abs(), r.abs())
+}
+
+fn relative(x: &[f64], r: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let largest = |values: &mut dyn Iterator<Item = f64>| {
+        values.fold(0.0_f64, |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) })
+    };
+    let difference = || x.iter().zip(r).map(|(a, b)| a - b);
+    let in_norm = ratio(norm(&mut difference()), norm(&mut r.iter().copied()));
+    let in_max = ratio(largest(&mut difference()), largest(&mut r.iter().copied()));
+    in_norm.max(in_max)
+}
+
+fn ratio(difference: f64, size: f64) -> f64 {
+    if difference == 0.0 && size.is_finite() {
+        0.0
+    } else if size > 0.0 && difference.is_finite() {
+        difference / size
+    } else {
+        f64::INFINITY
+    }
+}
+
+fn same_bits(x: &[f64], r: &[f64]) -> bool {
+    x.iter().zip(r).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors(values: &[(&str, &[f64])]) -> Tensors {
+        values.iter().map(|(n, v)| ((*n).to_string(), v.to_vec())).collect()
+    }
+
+    #[test]
+    fn names_the_worst_tensor() {
+        let r = tensors(&[("a", &[1.0, 2.0]), ("b", &[3.0, 4.0])]);
+        assert!(compare(&r, &r).bit_equal);
+        let x = tensors(&[("a", &[1.0, 2.0]), ("b", &[3.0, 4.4])]);
+        let d = compare(&x, &r);
+        assert!((d.relative - 0.1).abs() < 1e-12 && d.worst == "b" && !d.bit_equal);
+    }
+
+    #[test]
+    fn zero_must_be_met_by_zero_and_nan_by_nothing() {
+        let zero = tensors(&[("a", &[0.0])]);
+        assert_eq!(compare(&tensors(&[("a", &[1e-30])]), &zero).relative, f64::INFINITY);
+        assert_eq!(compare(&zero, &zero).relative, 0.0);
+        let nan = tensors(&[("a", &[f64::NAN])]);
+        assert_eq!(compare(&nan, &nan).relative, f64::INFINITY);
+        assert_eq!(compare(&nan, &tensors(&[("a", &[1.0])])).relative, f64::INFINITY);
+    }
+
+    #[test]
+    fn a_missing_tensor_is_infinitely_far() {
+        let r = tensors(&[("a", &[1.0])]);
+        assert_eq!(compare(&Tensors::new(), &r).relative, f64::INFINITY);
+        assert_eq!(compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative, f64::INFINITY);
+    }
+}
