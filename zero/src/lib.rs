@@ -10,6 +10,7 @@ extern crate std;
 mod bytes;
 pub mod clip;
 pub mod error;
+pub mod full;
 pub mod groups;
 pub mod layout;
 pub mod optimizer;
@@ -20,6 +21,7 @@ mod views;
 
 pub use clip::{clip_factor, grad_norm};
 pub use error::Error;
+pub use full::{Full, gather_grads, gather_params, gather_state};
 pub use groups::{GroupSet, Groups};
 pub use layout::{Bucket, Entry, FlatLayout, LayoutSpec, Part, Piece, Tied};
 pub use optimizer::{Rule, ShardedOptimizer};

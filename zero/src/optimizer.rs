@@ -70,12 +70,12 @@ pub struct ShardedOptimizer<B: Optimizer, E: Scalar> {
 }
 
 /// State of one part, for `range` of it.
-pub(crate) struct State<B: Backend, E: Scalar> {
-    pub(crate) range: Range<usize>,
+struct State<B: Backend, E: Scalar> {
+    range: Range<usize>,
     /// In the order of [`Rule::moments`].
-    pub(crate) moments: Vec<B::Buf<E::Acc>>,
+    moments: Vec<B::Buf<E::Acc>>,
     /// Where storage is narrower than the accumulation type.
-    pub(crate) master: Option<B::Buf<E::Acc>>,
+    master: Option<B::Buf<E::Acc>>,
     /// Ranges of the part that decay, and that do not.
     cuts: Vec<(Range<usize>, bool)>,
 }
@@ -190,9 +190,34 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         }
     }
 
-    /// The state of every part.
-    pub(crate) fn states(&self) -> &[State<B, E>] {
-        &self.parts
+    /// The kinds of state it keeps, in the order in which they are counted.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let master = (!one_type::<E>()).then_some("master");
+        self.rule.moments().iter().copied().chain(master).collect()
+    }
+
+    /// Reads `range` of a part, which lies within what this rank keeps, of the kind of this index.
+    pub(crate) fn read_state(
+        &self,
+        kind: usize,
+        part: usize,
+        range: &Range<usize>,
+        host: &mut [E::Acc],
+    ) -> Result<(), Error> {
+        let state = self.parts.get(part);
+        let buffer = state.and_then(|s| s.moments.iter().chain(&s.master).nth(kind));
+        if let (Some(state), Some(buffer)) = (state, buffer) {
+            let own = range.start - state.range.start..range.end - state.range.start;
+            self.device.download(B::slice(B::whole(buffer), own), host)?;
+        }
+        Ok(())
+    }
+
+    /// The partition.
+    #[must_use]
+    pub fn partition(&self) -> &Partition {
+        &self.partition
     }
 
     /// Replaces state and count by what was loaded.
@@ -202,11 +227,6 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         for (part, (moments, master)) in self.parts.iter_mut().zip(state) {
             (part.moments, part.master) = (moments, master);
         }
-    }
-
-    /// The device.
-    pub(crate) fn device(&self) -> &B {
-        &self.device
     }
 }
 
