@@ -1,2 +1,5 @@
 //! The reference trainer: every layout computes what one device computes, and proves it.
 pub mod compare;
+pub mod failure;
+pub mod job;
+pub mod report;
