@@ -38,9 +38,9 @@ impl<'a> Grid<'a> {
             };
             let mut at = (span.start / self.slot) as usize;
             while (at as f64) * self.slot < span.end {
-                let begin = later(span.start, at as f64 * self.slot);
+                let begin = span.start.max(at as f64 * self.slot);
                 let limit = (at + 1) as f64 * self.slot;
-                let length = if limit < span.end { limit } else { span.end } - begin;
+                let length = span.end.min(limit) - begin;
                 if fills.len() <= at {
                     fills.resize(at + 1, Vec::new());
                 }

@@ -181,21 +181,17 @@ fn perform(
         let channel = channels.entry((stage, m.peer, m.direction)).or_default();
         let count = channel.there.len();
         let now = match room {
-            Some(room) if count >= room => later(now, *channel.taken.get(count - room)?),
+            Some(room) if count >= room => now.max(*channel.taken.get(count - room)?),
             _ => now,
         };
         channel.there.push(now + message);
         Some(now)
     } else {
         let channel = channels.entry((m.peer, stage, m.direction)).or_default();
-        let now = later(now, *channel.there.get(channel.taken.len())?);
+        let now = now.max(*channel.there.get(channel.taken.len())?);
         channel.taken.push(now);
         Some(now)
     }
-}
-
-fn later(a: f64, b: f64) -> f64 {
-    if a > b { a } else { b }
 }
 
 impl Timeline {
@@ -203,7 +199,7 @@ impl Timeline {
     #[must_use]
     pub fn makespan(&self) -> f64 {
         let ends = self.stages.iter().filter_map(|spans| spans.last());
-        ends.map(|span| span.end).fold(0.0, later)
+        ends.map(|span| span.end).fold(0.0, f64::max)
     }
 
     /// How long a stage computes.
