@@ -116,6 +116,34 @@ impl From<quintet_parallel_layers::Error> for Failure {
     }
 }
 
+impl From<quintet_parallel_layers::pipeline::Error> for Failure {
+    fn from(error: quintet_parallel_layers::pipeline::Error) -> Self {
+        Self::aborted(error.to_string())
+    }
+}
+
+impl From<quintet_zero::Error> for Failure {
+    fn from(error: quintet_zero::Error) -> Self {
+        match error {
+            quintet_zero::Error::Wire(inner) => inner.into(),
+            quintet_zero::Error::Kernel(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+impl From<quintet_planner::Error> for Failure {
+    fn from(error: quintet_planner::Error) -> Self {
+        match error {
+            quintet_planner::Error::Invalid(inner) => inner.into(),
+            quintet_planner::Error::Collective(inner) => inner.into(),
+            quintet_planner::Error::Layer(inner) => inner.into(),
+            quintet_planner::Error::Zero(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -32,7 +32,7 @@ pub trait Counted {
     fn traffic(&self) -> Traffic;
 }
 
-impl<T: Transport> Counted for Communicator<T> {
+impl<T: Transport + Send + 'static> Counted for Communicator<T> {
     fn traffic(&self) -> Traffic {
         let stats = self.stats();
         Traffic { bytes: stats.bytes, blocked: stats.blocked }
@@ -54,7 +54,7 @@ pub struct Groups<C> {
     tie: BTreeMap<Vec<usize>, C>,
 }
 
-impl<T: Transport> Groups<Communicator<T>> {
+impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
     /// Makes the groups of a rank out of the communicator over all ranks; the pipeline's group,
     /// which the stage owns, comes beside them.
     ///

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use quintet_collectives::ReduceOp;
-use quintet_kernels::{Backend, Collectives, Float, Scalar, Tag};
+use quintet_kernels::{Collectives, Float, Scalar, Tag};
 use quintet_parallel_layers::Ctx;
 use quintet_parallel_layers::pipeline::{Action, Moment, StageTime, Work};
 use quintet_zero::{GradSync, ParamStore, clip_factor, grad_norm};
