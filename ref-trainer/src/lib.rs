@@ -3,3 +3,4 @@ pub mod compare;
 pub mod failure;
 pub mod job;
 pub mod report;
+pub mod schedule_lr;
