@@ -132,6 +132,18 @@ impl From<quintet_zero::Error> for Failure {
     }
 }
 
+impl From<crate::oracle::OracleError> for Failure {
+    fn from(error: crate::oracle::OracleError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
+impl From<crate::data::DataError> for Failure {
+    fn from(error: crate::data::DataError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
 impl From<quintet_planner::Error> for Failure {
     fn from(error: quintet_planner::Error) -> Self {
         match error {

@@ -255,9 +255,21 @@ impl Job {
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| Failure::usage(format!("cannot read --config {}: {e}", path.display())))?;
-        serde_json::from_str(&text).map_err(|e| {
+        Self::from_json(&text).map_err(|e| {
             Failure::usage(format!("--config {} is no saved job: {e}", path.display()))
         })
+    }
+
+    /// Reads the text of a `config.json`. What it leaves out takes its default.
+    ///
+    /// # Errors
+    /// What is wrong and where, from the parser.
+    pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        if !text.trim_start().starts_with('{') {
+            // Serde would take a list for the fields in order, an empty one for all defaults.
+            return Err(serde::de::Error::custom("it must be an object"));
+        }
+        serde_json::from_str(text)
     }
 
     /// The text of `config.json`.

@@ -11,5 +11,8 @@ pub mod model;
 pub mod model_config;
 pub mod oracle;
 pub mod rank;
+pub mod record;
 pub mod report;
+pub mod schedule_lr;
 pub mod step;
+pub mod verify;

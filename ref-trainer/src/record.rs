@@ -75,7 +75,7 @@ fn record_as<E: Scalar>(job: &Job, samples: &Samples, begin: Begin) -> Result<Re
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
             let grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
-            rank.update(learning_rate(&job.optimizer, step, job.steps), done.norm)?;
+            rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
             let params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
             held.extend(hashes(&rank, step)?);
             if rank.rank == 0 {

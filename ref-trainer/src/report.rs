@@ -7,8 +7,28 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::job::Job;
+
+mod banner;
+mod console;
+mod curve;
+mod equality;
+pub mod human;
+mod metrics;
+mod run_dir;
+#[cfg(test)]
+mod test_dir;
+
+pub use console::{Console, Look};
+pub use curve::Curve;
+pub use metrics::{MetricsLog, json_line};
+pub use run_dir::RunDir;
 
 /// What is known before the first message.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -123,5 +143,110 @@ impl EqualityTable {
                 .rows
                 .iter()
                 .all(|row| row.verdict() != Verdict::Differs)
+    }
+}
+
+/// A run's folder, metrics file and console, in one hand.
+pub struct Reporter {
+    run: RunDir,
+    metrics: MetricsLog,
+    console: Console,
+    curve: Curve,
+    steps: u64,
+    last: u64,
+}
+
+impl Reporter {
+    /// Makes the run's folder (under `runs/` unless the job names one), opens the metrics file and
+    /// prints the banner. `done` is the number of steps that a loaded checkpoint had behind it.
+    ///
+    /// # Errors
+    /// Exit 3 where a file or folder cannot be written.
+    pub fn start(job: &Job, forecast: &Forecast, done: u64) -> Result<Self, Failure> {
+        let run = RunDir::create(job, Path::new("runs"))?;
+        let path = job
+            .metrics
+            .clone()
+            .unwrap_or_else(|| run.file("metrics.jsonl"));
+        let metrics = MetricsLog::open(&path, done)?;
+        let mut console = Console::new(job, done, Look::of_stdout(), Box::new(io::stdout()));
+        console.banner(job, forecast);
+        let mut curve = Curve {
+            title: format!(
+                "{} on {} rank(s), {}",
+                job.model_name,
+                job.layout.world(),
+                forecast.data
+            ),
+            unigram_entropy: forecast.unigram_entropy,
+            ..Curve::default()
+        };
+        for (step, loss, held_out) in metrics.history() {
+            curve.add(step, loss, held_out);
+        }
+        Ok(Self {
+            run,
+            metrics,
+            console,
+            curve,
+            steps: job.steps,
+            last: done,
+        })
+    }
+
+    /// Records a step and prints it.
+    ///
+    /// # Errors
+    /// Exit 3 where the metrics file cannot be written.
+    pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
+        self.metrics.append(report)?;
+        self.curve.add(report.step, report.loss, report.held_out);
+        self.last = report.step;
+        self.console.step(report)
+    }
+
+    /// Prints a line that is no step, as in `saved checkpoint/step_00000100`.
+    pub fn note(&mut self, text: &str) {
+        self.console.note(text);
+    }
+
+    /// Where the run leaves its files.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.run.path()
+    }
+
+    /// Draws the curve, prints the table and says where everything is. To be called for a run that
+    /// was interrupted too.
+    ///
+    /// # Errors
+    /// Exit 3 where the curve cannot be written.
+    pub fn finish(mut self, table: Option<&EqualityTable>) -> Result<(), Failure> {
+        let drawn = self.curve.write(&self.run.file("loss.svg"))?;
+        self.console.finish(table);
+        if self.last < self.steps {
+            self.console.note(&format!(
+                "stopped after step {} of {}",
+                self.last, self.steps
+            ));
+        }
+        let metrics = self.metrics.path();
+        let mut files = vec!["config.json"];
+        if metrics.parent() == Some(self.run.path()) {
+            files.push("metrics.jsonl");
+        }
+        if drawn {
+            files.push("loss.svg");
+        }
+        let mut text = format!(
+            "wrote {}/{{{}}}",
+            self.run.path().display(),
+            files.join(", ")
+        );
+        if metrics.parent() != Some(self.run.path()) {
+            text += &format!(" and {}", metrics.display());
+        }
+        self.console.note(&text);
+        Ok(())
     }
 }

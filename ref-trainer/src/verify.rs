@@ -165,7 +165,7 @@ impl OracleOptimizer {
         if job.optimizer.clip_grad > 0.0 {
             oracle::clip(&mut clipped, job.optimizer.clip_grad);
         }
-        let lr = learning_rate(&job.optimizer, step, job.steps);
+        let lr = learning_rate(step, job.steps, &job.optimizer);
         match &mut self.rule {
             OracleRule::Sgd(sgd) => sgd.step(params, &clipped, lr)?,
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,

@@ -23,7 +23,7 @@ fn a_job_survives_its_file() {
 
 #[test]
 fn a_file_may_be_short_but_not_misspelt() {
-    let job: Job = serde_json::from_str(r#"{"layout": {"tp": 4}, "steps": 7}"#).unwrap();
+    let job: Job = Job::from_json(r#"{"layout": {"tp": 4}, "steps": 7}"#).unwrap();
     assert_eq!((job.layout.tp, job.layout.dp, job.steps), (4, 1, 7));
     assert_eq!(job.optimizer, OptimizerOptions::default());
     for text in [
@@ -33,7 +33,7 @@ fn a_file_may_be_short_but_not_misspelt() {
         "[]",
         "",
     ] {
-        assert!(serde_json::from_str::<Job>(text).is_err(), "{text}");
+        assert!(Job::from_json(text).is_err(), "{text}");
     }
 }
 
