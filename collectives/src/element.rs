@@ -120,12 +120,12 @@ pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + fmt::Debug + 'stati
     const DTYPE: DType;
 
     /// What sums of this type are held in.
-    type Acc: Element<Acc = Self::Acc>;
+    type Wide: Element<Wide = Self::Wide>;
 
     /// This element as an accumulator; exact.
-    fn widen(self) -> Self::Acc;
+    fn widen(self) -> Self::Wide;
     /// An accumulator rounded to this type, to nearest even.
-    fn narrow(acc: Self::Acc) -> Self;
+    fn narrow(acc: Self::Wide) -> Self;
     /// `self + other`; integers wrap.
     fn add(self, other: Self) -> Self;
     /// `self * other`; integers wrap.
@@ -141,7 +141,7 @@ pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + fmt::Debug + 'stati
 /// `acc[i] = acc[i] op x[i]`, the accumulator on the left.
 ///
 /// The slices are zipped: what is longer in one is left alone.
-pub fn fold<E: Element>(op: ReduceOp, acc: &mut [E::Acc], x: &[E]) {
+pub fn fold<E: Element>(op: ReduceOp, acc: &mut [E::Wide], x: &[E]) {
     let pairs = acc.iter_mut().zip(x);
     match op {
         ReduceOp::Sum | ReduceOp::Avg => pairs.for_each(|(a, x)| *a = a.add(x.widen())),
@@ -152,14 +152,14 @@ pub fn fold<E: Element>(op: ReduceOp, acc: &mut [E::Acc], x: &[E]) {
 }
 
 /// `acc[i] = x[i]`, widened.
-pub fn widen<E: Element>(acc: &mut [E::Acc], x: &[E]) {
+pub fn widen<E: Element>(acc: &mut [E::Wide], x: &[E]) {
     for (a, x) in acc.iter_mut().zip(x) {
         *a = x.widen();
     }
 }
 
 /// `out[i] = acc[i]`, divided by `world` where `op` is [`ReduceOp::Avg`], then rounded once.
-pub fn finish<E: Element>(op: ReduceOp, world: usize, out: &mut [E], acc: &[E::Acc]) {
+pub fn finish<E: Element>(op: ReduceOp, world: usize, out: &mut [E], acc: &[E::Wide]) {
     let pairs = out.iter_mut().zip(acc);
     if op == ReduceOp::Avg {
         pairs.for_each(|(o, a)| *o = E::narrow(a.divided(world)));
@@ -174,7 +174,7 @@ const BLOCK: usize = 512;
 /// The left fold in rank order: `part(k, at, len)` shows elements `at..at + len` of rank k.
 ///
 /// `put` is called once per block, when every contribution to it has been read, so it may
-/// overwrite what `part` showed of that block. Accumulates in [`Element::Acc`]; rounds once.
+/// overwrite what `part` showed of that block. Accumulates in [`Element::Wide`]; rounds once.
 pub fn fold_ranks<E: Element, C>(
     op: ReduceOp,
     world: usize,
@@ -183,7 +183,7 @@ pub fn fold_ranks<E: Element, C>(
     part: impl for<'a> Fn(&'a C, usize, usize, usize) -> &'a [E],
     out: impl for<'a> Fn(&'a mut C, usize, usize) -> &'a mut [E],
 ) {
-    let mut acc = [<E::Acc as bytemuck::Zeroable>::zeroed(); BLOCK];
+    let mut acc = [<E::Wide as bytemuck::Zeroable>::zeroed(); BLOCK];
     let mut at = 0;
     while at < len {
         let n = BLOCK.min(len - at);
@@ -201,7 +201,7 @@ macro_rules! float {
     ($t:ty, $dtype:ident) => {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
-            type Acc = $t;
+            type Wide = $t;
             fn widen(self) -> $t {
                 self
             }
@@ -240,7 +240,7 @@ macro_rules! half {
     ($t:ty, $dtype:ident) => {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
-            type Acc = f32;
+            type Wide = f32;
             fn widen(self) -> f32 {
                 self.to_f32()
             }
@@ -270,7 +270,7 @@ macro_rules! integer {
     ($t:ty, $dtype:ident) => {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
-            type Acc = $t;
+            type Wide = $t;
             fn widen(self) -> $t {
                 self
             }

@@ -345,7 +345,7 @@ impl Performer {
         while i < self.missing.len() {
             let recv = &self.missing[i];
             let message = match recv.action {
-                Action::Fold(_) => link.try_recv::<E::Acc>(recv.from, tag, recv.len, op)?,
+                Action::Fold(_) => link.try_recv::<E::Wide>(recv.from, tag, recv.len, op)?,
                 _ => link.try_recv::<E>(recv.from, tag, recv.len, op)?,
             };
             match message {
@@ -378,13 +378,13 @@ impl Performer {
             }
             Action::Fold(own) => match &mut self.partial {
                 Some(partial) => {
-                    fold::<E::Acc>(self.redop, partial.elements_mut(), message.elements());
+                    fold::<E::Wide>(self.redop, partial.elements_mut(), message.elements());
                     link.recycle(message);
                 }
                 None => {
                     // Own input is the left operand.
                     let mut partial = widened(message.tag, view.input(own), link.storage());
-                    fold::<E::Acc>(self.redop, partial.elements_mut(), message.elements());
+                    fold::<E::Wide>(self.redop, partial.elements_mut(), message.elements());
                     link.recycle(message);
                     self.partial = Some(partial);
                 }
@@ -461,7 +461,7 @@ pub fn fits<E: Element>(plan: &Plan, rank: usize, view: &View<'_, E>) -> Result<
 }
 
 fn widened<E: Element>(tag: Tag, elements: &[E], storage: Vec<u64>) -> Message {
-    let mut message = Message::zeroed::<E::Acc>(tag, elements.len(), storage);
+    let mut message = Message::zeroed::<E::Wide>(tag, elements.len(), storage);
     widen(message.elements_mut(), elements);
     message
 }
