@@ -127,6 +127,7 @@ impl From<quintet_zero::Error> for Failure {
         match error {
             quintet_zero::Error::Wire(inner) => inner.into(),
             quintet_zero::Error::Kernel(inner) => inner.into(),
+            quintet_zero::Error::Checkpoint(sentence) => Self::data(sentence),
             other => Self::aborted(other.to_string()),
         }
     }
