@@ -128,7 +128,7 @@ mod tests {
             let far = x * 1000.0;
             let (sin, cos) = sin_cos_f64(far);
             let (s, c) = libm::sincos(far);
-            let bound = 4e-16 + far.abs() * 1e-16;
+            let bound = 4e-16 + far.abs() * 2.0 * f64::EPSILON;
             assert!((sin - s).abs() < bound && (cos - c).abs() < bound, "{far}");
         }
     }
