@@ -39,8 +39,9 @@ pub(crate) fn exp_f64(x: f64) -> f64 {
     let n = shifted - ROUND_F64;
     let r = (x - n * LN2_F64[0]) - n * LN2_F64[1];
     // Taylor to r^13: what is left out is below 5e-18.
-    let q = EXP.iter().rev().fold(0.0, |sum, c| sum * r + c);
-    let e_r = 1.0 + (r + r * r * q);
+    let (p, z) = (|k: usize| EXP[k] + r * EXP[k + 1], r * r);
+    let q = p(0) + z * (p(2) + z * (p(4) + z * (p(6) + z * (p(8) + z * p(10)))));
+    let e_r = 1.0 + (r + z * q);
     // n + 2048 is positive, so that its half needs no arithmetic shift, which few units have.
     let n = shifted
         .to_bits()
@@ -61,8 +62,10 @@ pub(crate) fn sin_cos_f64(x: f64) -> (f64, f64) {
     let r = ((x - n * HALF_PI[0]) - n * HALF_PI[1]) - n * HALF_PI[2];
     let z = r * r;
     // Taylor to r^17 and r^16: what is left out is below 3e-18.
-    let s = SIN.iter().rev().fold(0.0, |sum, c| sum * z + c);
-    let c = COS.iter().rev().fold(0.0, |sum, c| sum * z + c);
+    let w = z * z;
+    let pair = |c: &[f64; 8], k: usize| c[k] + z * c[k + 1];
+    let sum = |c| pair(c, 0) + w * (pair(c, 2) + w * (pair(c, 4) + w * pair(c, 6)));
+    let (s, c) = (sum(&SIN), sum(&COS));
     let (s, c) = (r + r * z * s, 1.0 + z * c);
     let quarter = shifted.to_bits();
     let (sin, cos) = if quarter & 1 == 0 { (s, c) } else { (c, s) };
