@@ -28,9 +28,14 @@ pub fn gather_params<B: Backend, C: Collectives<B>, E: Scalar>(
     groups: &impl Groups<C>,
 ) -> Result<Full, Error> {
     let layouts: Vec<&FlatLayout> = stores.iter().map(|s| &**s.layout()).collect();
-    gather(device, &layouts, groups, |chunk, part, range, host: &mut [E]| {
-        Ok(device.download(B::slice(stores[chunk].part(part)?, range), host)?)
-    })
+    gather(
+        device,
+        &layouts,
+        groups,
+        |chunk, part, range, host: &mut [E]| {
+            Ok(device.download(B::slice(stores[chunk].part(part)?, range), host)?)
+        },
+    )
 }
 
 /// All reduced gradients; `syncs` are the chunks of this rank.
@@ -43,9 +48,14 @@ pub fn gather_grads<B: Backend, C: Collectives<B>, E: Scalar>(
     groups: &impl Groups<C>,
 ) -> Result<Full, Error> {
     let layouts: Vec<&FlatLayout> = syncs.iter().map(|s| &**s.layout()).collect();
-    gather(device, &layouts, groups, |chunk, part, range, host: &mut [E::Acc]| {
-        Ok(device.download(B::slice(syncs[chunk].part(part)?, range), host)?)
-    })
+    gather(
+        device,
+        &layouts,
+        groups,
+        |chunk, part, range, host: &mut [E::Acc]| {
+            Ok(device.download(B::slice(syncs[chunk].part(part)?, range), host)?)
+        },
+    )
 }
 
 /// All optimizer state, first by kind (`exp_avg`, `exp_avg_sq`, `master`), then by name.
@@ -113,9 +123,16 @@ fn assemble<T: Float>(
     let mut full = Full::new();
     let mut seen: BTreeMap<String, Vec<bool>> = BTreeMap::new();
     for piece in pieces {
-        let refused = |why| Error::Param { name: piece.name.clone(), why };
-        let tensor = full.entry(piece.name.clone()).or_insert(alloc::vec![0.0; piece.len]);
-        let seen = seen.entry(piece.name.clone()).or_insert(alloc::vec![false; piece.len]);
+        let refused = |why| Error::Param {
+            name: piece.name.clone(),
+            why,
+        };
+        let tensor = full
+            .entry(piece.name.clone())
+            .or_insert(alloc::vec![0.0; piece.len]);
+        let seen = seen
+            .entry(piece.name.clone())
+            .or_insert(alloc::vec![false; piece.len]);
         for &(start, len) in &piece.runs {
             let (run, rest) = values.split_at(len.min(values.len()));
             values = rest;
@@ -129,7 +146,10 @@ fn assemble<T: Float>(
     }
     for (name, seen) in seen {
         if let Some(at) = seen.iter().position(|s| !s) {
-            return Err(Error::Param { name, why: format!("element {at} comes from no rank") });
+            return Err(Error::Param {
+                name,
+                why: format!("element {at} comes from no rank"),
+            });
         }
     }
     Ok(full)
@@ -161,7 +181,11 @@ fn parse(mut text: &[u8]) -> Option<Vec<Described>> {
         let (name, rest) = text.split_at_checked(bytes)?;
         text = rest;
         let name = String::from_utf8(name.into()).ok()?;
-        pieces.push(Described { name, len, runs: runs? });
+        pieces.push(Described {
+            name,
+            len,
+            runs: runs?,
+        });
     }
     Some(pieces)
 }
@@ -177,11 +201,17 @@ mod tests {
             len: 4,
             runs: runs.to_vec(),
         };
-        let full = assemble([piece(&[(2, 2)]), piece(&[(0, 2)])].into_iter(), &[1.0, 2.0, 3.0, 4.0]);
+        let full = assemble(
+            [piece(&[(2, 2)]), piece(&[(0, 2)])].into_iter(),
+            &[1.0, 2.0, 3.0, 4.0],
+        );
         assert_eq!(full.unwrap()["w"], [3.0, 4.0, 1.0, 2.0]);
         let twice = assemble([piece(&[(0, 2), (1, 2)])].into_iter(), &[0.0; 4]).unwrap_err();
         assert_eq!(format!("{twice}"), "parameter w: element 1 comes twice");
         let gap = assemble([piece(&[(0, 3)])].into_iter(), &[0.0; 3]).unwrap_err();
-        assert_eq!(format!("{gap}"), "parameter w: element 3 comes from no rank");
+        assert_eq!(
+            format!("{gap}"),
+            "parameter w: element 3 comes from no rank"
+        );
     }
 }

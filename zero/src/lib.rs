@@ -8,6 +8,8 @@ extern crate alloc;
 extern crate std;
 
 mod bytes;
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 pub mod clip;
 pub mod error;
 pub mod full;

@@ -209,7 +209,8 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         let buffer = state.and_then(|s| s.moments.iter().chain(&s.master).nth(kind));
         if let (Some(state), Some(buffer)) = (state, buffer) {
             let own = range.start - state.range.start..range.end - state.range.start;
-            self.device.download(B::slice(B::whole(buffer), own), host)?;
+            self.device
+                .download(B::slice(B::whole(buffer), own), host)?;
         }
         Ok(())
     }
