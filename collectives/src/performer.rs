@@ -210,14 +210,27 @@ impl Performer {
     /// # Errors
     /// Those of [`Transport::announce`].
     pub fn begin<T: Transport>(plan: &Plan, call: Call, link: &mut Link<T>) -> Result<Self> {
+        Self::with_rounds(plan.rounds(link.transport.rank()), plan.world(), call, link)
+    }
+
+    /// The same with rounds that may be no plan's; ranges beyond the view panic when performed.
+    ///
+    /// # Errors
+    /// Those of [`Transport::announce`].
+    pub fn with_rounds<T: Transport>(
+        rounds: Vec<Round>,
+        world: usize,
+        call: Call,
+        link: &mut Link<T>,
+    ) -> Result<Self> {
         link.transport.announce(&call)?;
         let rank = link.transport.rank();
         Ok(Self {
             call,
             redop: call.redop.unwrap_or(ReduceOp::Sum),
-            world: plan.world(),
+            world,
             rank,
-            rounds: plan.rounds(rank).into_iter(),
+            rounds: rounds.into_iter(),
             outbox: VecDeque::new(),
             missing: Vec::new(),
             then: None,

@@ -16,6 +16,8 @@
 mod event;
 #[cfg(feature = "std")]
 mod pool;
+mod scratch;
+mod wide;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,6 +28,8 @@ use crate::{Backend, Data, Error, Meter, Queue, Tag};
 
 #[cfg(feature = "std")]
 pub use event::CpuEvent;
+pub(crate) use scratch::Scratch;
+pub(crate) use wide::wide;
 
 /// The CPU with a fixed number of threads. Clones share the meter and the threads.
 #[derive(Debug, Clone)]

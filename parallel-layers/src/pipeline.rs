@@ -36,6 +36,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 pub mod error;
+pub mod grid;
 pub mod laws;
 pub mod schedule;
 pub mod stage;

@@ -61,7 +61,10 @@ fn actions() {
         let schedule = schedule(kind, 3, 3, 2);
         for stage in 0..3 {
             let name = kind.name();
-            let _ = writeln!(text, "{name}, stage {stage} of 3, 3 microbatches, 2 segments");
+            let _ = writeln!(
+                text,
+                "{name}, stage {stage} of 3, 3 microbatches, 2 segments"
+            );
             let mut line = String::new();
             for action in schedule.actions(stage) {
                 let word = action.to_string();

@@ -24,7 +24,7 @@ mod views;
 pub use clip::{clip_factor, grad_norm};
 pub use error::Error;
 pub use full::{Full, gather_grads, gather_params, gather_state};
-pub use groups::{GroupSet, Groups};
+pub use groups::{tie_ranks, GroupSet, Groups};
 pub use layout::{Bucket, Entry, FlatLayout, LayoutSpec, Part, Piece, Tied};
 pub use optimizer::{Rule, ShardedOptimizer};
 pub use partition::{Keep, Kept, Partition, ZeroStage};

@@ -1,9 +1,11 @@
 //! What can go wrong with a schedule, its laws, or its performance.
 
+use alloc::string::String;
+
 use super::{Action, Direction};
 
 /// The one error of pipelines.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A pipeline without stages.
@@ -32,12 +34,12 @@ pub enum Error {
         got: usize,
     },
     /// A time that is negative or not finite.
-    #[error("{what} of {seconds} is not a duration")]
+    #[error("{what} takes {got}, which is no length of time")]
     Time {
         /// Which time.
         what: &'static str,
         /// What was given.
-        seconds: f64,
+        got: String,
     },
     /// Law: an action comes before what it needs.
     #[error("stage {stage}: {action} comes before {needs}")]

@@ -200,10 +200,9 @@ impl Schedule {
         let segments = self.segments(stage, chunk);
         for segment in 0..segments {
             actions.push(Action::BackwardInput { mb, chunk, segment });
-            if segment + 1 == segments {
-                if let Some(to) = self.before(stage, chunk) {
-                    actions.push(Action::SendBackward { mb, chunk, to });
-                }
+            let ends = segment + 1 == segments;
+            if let Some(to) = self.before(stage, chunk).filter(|_| ends) {
+                actions.push(Action::SendBackward { mb, chunk, to });
             }
             actions.push(Action::BackwardWeight { mb, chunk, segment });
             if last {

@@ -16,11 +16,11 @@
 //! less where it does not.
 
 use alloc::collections::BTreeMap;
-use alloc::string::String;
+use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 
+use super::grid::{Grid, mark};
 use super::{Action, Actions, Direction, Error, Schedule};
 
 /// Time of one microbatch in one chunk, in any unit. The backward times are those of the whole
@@ -94,11 +94,12 @@ pub fn simulate(schedule: &Schedule, times: &Durations) -> Result<Timeline, Erro
     Ok(Timeline { stages })
 }
 
-fn check(what: &'static str, seconds: f64) -> Result<(), Error> {
-    if seconds.is_finite() && seconds >= 0.0 {
+fn check(what: &'static str, time: f64) -> Result<(), Error> {
+    if time.is_finite() && time >= 0.0 {
         Ok(())
     } else {
-        Err(Error::Time { what, seconds })
+        let got = time.to_string();
+        Err(Error::Time { what, got })
     }
 }
 
@@ -180,21 +181,17 @@ fn perform(
         let channel = channels.entry((stage, m.peer, m.direction)).or_default();
         let count = channel.there.len();
         let now = match room {
-            Some(room) if count >= room => later(now, *channel.taken.get(count - room)?),
+            Some(room) if count >= room => now.max(*channel.taken.get(count - room)?),
             _ => now,
         };
         channel.there.push(now + message);
         Some(now)
     } else {
         let channel = channels.entry((m.peer, stage, m.direction)).or_default();
-        let now = later(now, *channel.there.get(channel.taken.len())?);
+        let now = now.max(*channel.there.get(channel.taken.len())?);
         channel.taken.push(now);
         Some(now)
     }
-}
-
-fn later(a: f64, b: f64) -> f64 {
-    if a > b { a } else { b }
 }
 
 impl Timeline {
@@ -202,7 +199,7 @@ impl Timeline {
     #[must_use]
     pub fn makespan(&self) -> f64 {
         let ends = self.stages.iter().filter_map(|spans| spans.last());
-        ends.map(|span| span.end).fold(0.0, later)
+        ends.map(|span| span.end).fold(0.0, f64::max)
     }
 
     /// How long a stage computes.
@@ -229,111 +226,7 @@ impl Timeline {
     /// drawn for a slot that is not a positive number.
     #[must_use]
     pub fn grid(&self, slot: f64) -> Grid<'_> {
-        Grid {
-            timeline: self,
-            slot,
-        }
-    }
-}
-
-/// The letter and the microbatch of an action that computes.
-fn mark(action: &Action) -> Option<(char, usize)> {
-    match *action {
-        Action::Forward { mb, .. } => Some(('F', mb)),
-        Action::BackwardInput { mb, .. } => Some(('B', mb)),
-        Action::BackwardWeight { mb, .. } => Some(('W', mb)),
-        _ => None,
-    }
-}
-
-/// A [`Timeline`] as text.
-#[derive(Debug, Clone, Copy)]
-pub struct Grid<'a> {
-    timeline: &'a Timeline,
-    slot: f64,
-}
-
-impl Grid<'_> {
-    /// Labels of a stage's slots, empty where it idles for at least half of one.
-    fn row(&self, spans: &[Span]) -> Vec<String> {
-        let mut fills: Vec<Vec<((char, usize), f64)>> = Vec::new();
-        for span in spans {
-            let Some(mark) = mark(&span.action) else {
-                continue;
-            };
-            let mut at = (span.start / self.slot) as usize;
-            while (at as f64) * self.slot < span.end {
-                let begin = later(span.start, at as f64 * self.slot);
-                let limit = (at + 1) as f64 * self.slot;
-                let length = if limit < span.end { limit } else { span.end } - begin;
-                if fills.len() <= at {
-                    fills.resize(at + 1, Vec::new());
-                }
-                match fills[at].iter_mut().find(|(m, _)| *m == mark) {
-                    Some((_, sum)) => *sum += length,
-                    None => fills[at].push((mark, length)),
-                }
-                at += 1;
-            }
-        }
-        let half = self.slot / 2.0;
-        let label = |fill: &Vec<((char, usize), f64)>| {
-            let most = fill.iter().fold(None, |best: Option<&(_, f64)>, next| {
-                best.filter(|b| b.1 >= next.1).or(Some(next))
-            });
-            match most {
-                Some(((letter, mb), _)) if fill.iter().map(|f| f.1).sum::<f64>() > half => {
-                    alloc::format!("{letter}{mb}")
-                }
-                _ => String::new(),
-            }
-        };
-        let mut row: Vec<String> = fills.iter().map(label).collect();
-        while row.last().is_some_and(String::is_empty) {
-            row.pop();
-        }
-        row
-    }
-}
-
-impl fmt::Display for Grid<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.slot.is_finite() || self.slot <= 0.0 {
-            return Ok(());
-        }
-        let stages = &self.timeline.stages;
-        let rows: Vec<_> = stages.iter().map(|spans| self.row(spans)).collect();
-        let width = rows.iter().flatten().map(String::len).max().unwrap_or(0);
-        let digits = alloc::format!("{}", stages.len().saturating_sub(1)).len();
-        for (stage, row) in rows.iter().enumerate() {
-            write!(f, "stage {stage:>digits$} |")?;
-            for (at, label) in row.iter().enumerate() {
-                let label = if label.is_empty() { "." } else { label };
-                if at + 1 < row.len() {
-                    write!(f, " {label:<width$}")?;
-                } else {
-                    write!(f, " {label}")?;
-                }
-            }
-            writeln!(f)?;
-        }
-        Ok(())
-    }
-}
-
-/// The schedule with a forward in one slot and a backward, weights and all, in one more.
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slot = StageTime {
-            forward: 1.0,
-            backward_input: 1.0,
-            backward_weight: 0.0,
-        };
-        let times = Durations::equal(self.stages() * self.chunks(), slot, 0.0);
-        match simulate(self, &times) {
-            Ok(timeline) => timeline.grid(1.0).fmt(f),
-            Err(error) => error.fmt(f),
-        }
+        Grid::new(self, slot)
     }
 }
 

@@ -1,0 +1,192 @@
+//! How a run ends other than well: an exit code for scripts and one sentence for the person.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Exit codes of every subcommand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// All is well.
+    Fine = 0,
+    /// The command line, or a layout that cannot be.
+    Usage = 2,
+    /// Data, a model or a checkpoint could not be read or written.
+    Data = 3,
+    /// `verify` found that two ways of computing differ.
+    Mismatch = 4,
+    /// A peer was lost, a wait passed its deadline, or the run was aborted.
+    Aborted = 5,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// What is wrong and what would be right, in one sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// For scripts.
+    pub exit: Exit,
+    /// For the person; no full stop, no line break.
+    pub sentence: String,
+}
+
+impl Failure {
+    /// Usage or layout: exit 2.
+    pub fn usage(sentence: impl Into<String>) -> Self {
+        Self {
+            exit: Exit::Usage,
+            sentence: sentence.into(),
+        }
+    }
+
+    /// Data or checkpoint: exit 3.
+    pub fn data(sentence: impl Into<String>) -> Self {
+        Self {
+            exit: Exit::Data,
+            sentence: sentence.into(),
+        }
+    }
+
+    /// A difference found: exit 4.
+    pub fn mismatch(sentence: impl Into<String>) -> Self {
+        Self {
+            exit: Exit::Mismatch,
+            sentence: sentence.into(),
+        }
+    }
+
+    /// Peer lost, timeout, abort: exit 5.
+    pub fn aborted(sentence: impl Into<String>) -> Self {
+        Self {
+            exit: Exit::Aborted,
+            sentence: sentence.into(),
+        }
+    }
+
+    /// A file that could not be read or written: exit 3. `verb` as in "cannot {verb} {path}".
+    pub fn file(verb: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
+        Self::data(format!("cannot {verb} {}: {error}", path.display()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.sentence)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<quintet_planner::config::Invalid> for Failure {
+    fn from(invalid: quintet_planner::config::Invalid) -> Self {
+        Self::usage(invalid.0)
+    }
+}
+
+/// A layout is the caller's fault; whatever else a collective reports ends the run.
+impl From<quintet_collectives::Error> for Failure {
+    fn from(error: quintet_collectives::Error) -> Self {
+        match error {
+            quintet_collectives::Error::Layout(sentence) => Self::usage(sentence),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+impl From<quintet_kernels::Error> for Failure {
+    fn from(error: quintet_kernels::Error) -> Self {
+        match error {
+            quintet_kernels::Error::Collective(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+impl From<quintet_parallel_layers::Error> for Failure {
+    fn from(error: quintet_parallel_layers::Error) -> Self {
+        match error {
+            quintet_parallel_layers::Error::Collective(inner) => inner.into(),
+            quintet_parallel_layers::Error::Kernel(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+impl From<quintet_parallel_layers::pipeline::Error> for Failure {
+    fn from(error: quintet_parallel_layers::pipeline::Error) -> Self {
+        Self::aborted(error.to_string())
+    }
+}
+
+impl From<quintet_zero::Error> for Failure {
+    fn from(error: quintet_zero::Error) -> Self {
+        match error {
+            quintet_zero::Error::Wire(inner) => inner.into(),
+            quintet_zero::Error::Kernel(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+impl From<crate::oracle::OracleError> for Failure {
+    fn from(error: crate::oracle::OracleError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
+impl From<crate::data::DataError> for Failure {
+    fn from(error: crate::data::DataError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
+impl From<quintet_planner::Error> for Failure {
+    fn from(error: quintet_planner::Error) -> Self {
+        match error {
+            quintet_planner::Error::Invalid(inner) => inner.into(),
+            quintet_planner::Error::Collective(inner) => inner.into(),
+            quintet_planner::Error::Layer(inner) => inner.into(),
+            quintet_planner::Error::Zero(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_errors_keep_their_code_through_the_layers() {
+        use quintet_collectives::Error as Collective;
+        let layout = || Collective::Layout("tp=3".into());
+        let len = || Collective::Len {
+            op: "all_reduce",
+            what: "buf",
+            expected: 4,
+            got: 3,
+        };
+        let through =
+            |e| quintet_parallel_layers::Error::Kernel(quintet_kernels::Error::Collective(e));
+        assert_eq!(Failure::from(layout()).exit, Exit::Usage);
+        assert_eq!(Failure::from(through(layout())).exit, Exit::Usage);
+        assert_eq!(Failure::from(through(len())).exit, Exit::Aborted);
+        assert_eq!(Failure::from(through(len())).sentence, len().to_string());
+    }
+
+    #[test]
+    fn codes_are_the_contract() {
+        let codes = [
+            Exit::Fine,
+            Exit::Usage,
+            Exit::Data,
+            Exit::Mismatch,
+            Exit::Aborted,
+        ];
+        assert_eq!(codes.map(|e| e as u8), [0, 2, 3, 4, 5]);
+    }
+}

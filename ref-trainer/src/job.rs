@@ -1,0 +1,361 @@
+//! A job: everything a run needs to know, as plain data.
+//!
+//! The same value comes from the command line, is written to `config.json` of the run folder, and
+//! is read back by `--config`: the file reproduces the run.
+
+use std::path::{Path, PathBuf};
+
+use quintet_planner::config::{Batch, Layout, ModelConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+mod check;
+mod mirror;
+#[cfg(test)]
+mod tests;
+
+/// Everything a run needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Job {
+    /// What `--model` said: a preset's name or a path.
+    pub model_name: String,
+    /// The model itself, so that a job does not depend on a preset or a file staying as it was.
+    #[serde(with = "mirror::ModelDef")]
+    pub model: ModelConfig,
+    /// How a step is cut over ranks.
+    #[serde(with = "mirror::LayoutDef")]
+    pub layout: Layout,
+    /// How much is learnt from in a step.
+    #[serde(with = "mirror::BatchDef")]
+    pub batch: Batch,
+    /// What is learnt from.
+    pub data: DataSource,
+    /// Share of positions, drawn by seed, whose prediction does not count; 0 counts all.
+    pub mask_fraction: f64,
+    /// Type of parameters and activations.
+    pub dtype: Dtype,
+    /// Seed of weights and data order.
+    pub seed: u64,
+    /// Steps in all, those done before `load` included.
+    pub steps: u64,
+    /// The optimizer and its schedule.
+    pub optimizer: OptimizerOptions,
+    /// Held-out loss is taken every so many steps; 0 is never.
+    pub eval_interval: u64,
+    /// Threads each rank computes with.
+    pub threads_per_rank: usize,
+    /// Folder checkpoints are written to.
+    pub save: Option<PathBuf>,
+    /// Folder of the checkpoint to go on from.
+    pub load: Option<PathBuf>,
+    /// A checkpoint every so many steps besides the last; 0 is only the last.
+    pub save_interval: u64,
+    /// The run's folder; the next free number under `runs/` where absent.
+    pub run_dir: Option<PathBuf>,
+    /// The metrics file; `metrics.jsonl` in the run's folder where absent.
+    pub metrics: Option<PathBuf>,
+    /// How steps are printed.
+    pub log_format: LogFormat,
+    /// A line every so many steps; 0 chooses about 25 lines a run.
+    pub log_interval: u64,
+    /// Run the one-device twin too and print the equality table at the end.
+    pub prove: bool,
+    /// Print no banner and no steps.
+    pub quiet: bool,
+}
+
+/// What is learnt from.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataSource {
+    /// The play that is built in.
+    #[default]
+    Embedded,
+    /// The bytes of a file.
+    File(PathBuf),
+}
+
+/// Type of parameters and activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dtype {
+    /// 64 bits, the oracle's.
+    F64,
+    /// 32 bits.
+    F32,
+}
+
+impl Dtype {
+    /// As the command line spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F64 => "f64",
+            Dtype::F32 => "f32",
+        }
+    }
+}
+
+/// The rule that turns gradients into steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Plain gradient descent with weight decay.
+    Sgd,
+}
+
+/// How the learning rate falls after its warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decay {
+    /// Not at all.
+    Constant,
+    /// Along a line to `min_lr` at the last step.
+    Linear,
+    /// Along half a cosine to `min_lr` at the last step.
+    Cosine,
+}
+
+/// The optimizer and its schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerOptions {
+    /// The rule.
+    pub kind: OptimizerKind,
+    /// Highest learning rate.
+    pub lr: f64,
+    /// Learning rate of the last step, where it decays.
+    pub min_lr: f64,
+    /// How it falls.
+    pub decay: Decay,
+    /// Steps on which it rises along a line from 0.
+    pub warmup: u64,
+    /// Decay of those parameters whose ledger line says so.
+    pub weight_decay: f64,
+    /// Largest norm of the gradient; 0 is no limit.
+    pub clip_grad: f64,
+    /// AdamW: decay of the first moment.
+    pub beta1: f64,
+    /// AdamW: decay of the second moment.
+    pub beta2: f64,
+    /// AdamW: added to the root of the second moment.
+    pub eps: f64,
+}
+
+/// How steps are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// Lines for a person.
+    Plain,
+    /// The objects of the metrics file, on stdout.
+    Json,
+}
+
+impl Default for OptimizerOptions {
+    fn default() -> Self {
+        Self {
+            kind: OptimizerKind::AdamW,
+            lr: 3e-3,
+            min_lr: 3e-4,
+            decay: Decay::Cosine,
+            warmup: 20,
+            weight_decay: 0.1,
+            clip_grad: 1.0,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+        }
+    }
+}
+
+impl Default for Job {
+    /// `quintet train` without a flag: the tiny model on one rank.
+    fn default() -> Self {
+        Self {
+            model_name: "tiny".into(),
+            model: preset("tiny").unwrap_or_else(tiny),
+            layout: Layout::single(),
+            batch: batch_of("tiny"),
+            data: DataSource::Embedded,
+            mask_fraction: 0.0,
+            dtype: Dtype::F32,
+            seed: 1,
+            steps: 300,
+            optimizer: OptimizerOptions::default(),
+            eval_interval: 50,
+            threads_per_rank: 1,
+            save: None,
+            load: None,
+            save_interval: 0,
+            run_dir: None,
+            metrics: None,
+            log_format: LogFormat::Plain,
+            log_interval: 0,
+            prove: false,
+            quiet: false,
+        }
+    }
+}
+
+impl Job {
+    /// `quintet` without a word: dp 2 x tp 2 x pp 2, with the proof at the end.
+    #[must_use]
+    pub fn demo() -> Self {
+        Self {
+            layout: demo_layout(),
+            prove: true,
+            ..Self::default()
+        }
+    }
+
+    /// `quintet verify` without a flag: three steps of SGD on a short batch in f64.
+    #[must_use]
+    pub fn verify() -> Self {
+        Self {
+            layout: demo_layout(),
+            batch: Batch {
+                seq: 32,
+                micro_batch: 1,
+                global_batch: 8,
+            },
+            dtype: Dtype::F64,
+            steps: 3,
+            optimizer: OptimizerOptions {
+                kind: OptimizerKind::Sgd,
+                lr: 0.1,
+                min_lr: 0.0,
+                decay: Decay::Constant,
+                warmup: 0,
+                weight_decay: 0.0,
+                clip_grad: 0.0,
+                ..OptimizerOptions::default()
+            },
+            eval_interval: 0,
+            ..Self::default()
+        }
+    }
+
+    /// Judges the whole job: bounds of every number first, then the layout.
+    ///
+    /// # Errors
+    /// Exit 2 with the first thing that is wrong.
+    pub fn check(&self) -> Result<(), Failure> {
+        check::check(self)
+    }
+
+    /// Reads a job back.
+    ///
+    /// # Errors
+    /// Exit 2 where the file cannot be read or is no job.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Failure::usage(format!("cannot read --config {}: {e}", path.display())))?;
+        Self::from_json(&text).map_err(|e| {
+            Failure::usage(format!("--config {} is no saved job: {e}", path.display()))
+        })
+    }
+
+    /// Reads the text of a `config.json`. What it leaves out takes its default.
+    ///
+    /// # Errors
+    /// What is wrong and where, from the parser.
+    pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        if !text.trim_start().starts_with('{') {
+            // Serde would take a list for the fields in order, an empty one for all defaults.
+            return Err(serde::de::Error::custom("it must be an object"));
+        }
+        serde_json::from_str(text)
+    }
+
+    /// The text of `config.json`.
+    ///
+    /// # Errors
+    /// Exit 3 where a path is not UTF-8, which JSON cannot say.
+    pub fn to_json(&self) -> Result<String, Failure> {
+        serde_json::to_string_pretty(self)
+            .map(|text| text + "\n")
+            .map_err(|e| Failure::data(format!("the job cannot be written as JSON: {e}")))
+    }
+}
+
+fn demo_layout() -> Layout {
+    Layout {
+        dp: 2,
+        tp: 2,
+        pp: 2,
+        ..Layout::single()
+    }
+}
+
+/// Sequence and batch lengths that go with a preset; `tiny`'s for any other model.
+#[must_use]
+pub fn batch_of(model_name: &str) -> Batch {
+    match model_name {
+        "bench-s" => Batch {
+            seq: 256,
+            micro_batch: 1,
+            global_batch: 8,
+        },
+        "bench-m" => Batch {
+            seq: 512,
+            micro_batch: 1,
+            global_batch: 4,
+        },
+        _ => Batch {
+            seq: 64,
+            micro_batch: 2,
+            global_batch: 16,
+        },
+    }
+}
+
+/// The models that have a name.
+#[must_use]
+pub fn preset(name: &str) -> Option<ModelConfig> {
+    let bench = |hidden: usize, layers, kv_heads, ffn, vocab| ModelConfig {
+        vocab,
+        hidden,
+        layers,
+        heads: 8,
+        kv_heads,
+        head_dim: hidden / 8,
+        ffn,
+        ..tiny()
+    };
+    match name {
+        "tiny" => Some(tiny()),
+        "bench-s" => Some(bench(256, 4, 4, 688, 512)),
+        "bench-m" => Some(bench(512, 8, 4, 1376, 4096)),
+        _ => None,
+    }
+}
+
+fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab: 256,
+        hidden: 64,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        ffn: 176,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+        tied: true,
+    }
+}
+
+/// A schedule as the command line spells it.
+#[must_use]
+pub fn schedule_name(kind: quintet_parallel_layers::pipeline::ScheduleKind) -> &'static str {
+    use quintet_parallel_layers::pipeline::ScheduleKind;
+    match kind {
+        ScheduleKind::GPipe => "gpipe",
+        ScheduleKind::OneFOneB => "1f1b",
+    }
+}

@@ -1,0 +1,85 @@
+//! How the planner's types are spelt in a file; the planner itself knows no file.
+
+use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::config::{Batch, Layout, ModelConfig};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ModelConfig", deny_unknown_fields)]
+pub(super) struct ModelDef {
+    vocab: usize,
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    ffn: usize,
+    rope_theta: f64,
+    norm_eps: f64,
+    tied: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Batch", deny_unknown_fields)]
+pub(super) struct BatchDef {
+    seq: usize,
+    micro_batch: usize,
+    global_batch: usize,
+}
+
+/// A degree that a file leaves out is 1, a feature that it leaves out is off.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Layout", deny_unknown_fields)]
+pub(super) struct LayoutDef {
+    #[serde(default = "one")]
+    dp: usize,
+    #[serde(default = "one")]
+    tp: usize,
+    #[serde(default = "one")]
+    pp: usize,
+    #[serde(default = "one")]
+    cp: usize,
+    #[serde(default = "one")]
+    ep: usize,
+    #[serde(default = "one")]
+    etp: usize,
+    #[serde(default)]
+    sequence_parallel: bool,
+    #[serde(default)]
+    zero_stage: u8,
+    #[serde(default, with = "schedule")]
+    schedule: ScheduleKind,
+    #[serde(default)]
+    stage_layers: Option<Vec<usize>>,
+    #[serde(default = "bucket_bytes")]
+    bucket_bytes: usize,
+    #[serde(default)]
+    any_order: bool,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn bucket_bytes() -> usize {
+    Layout::single().bucket_bytes
+}
+
+mod schedule {
+    use super::ScheduleKind;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(kind: &ScheduleKind, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(crate::job::schedule_name(*kind))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<ScheduleKind, D::Error> {
+        let name = String::deserialize(d)?;
+        [ScheduleKind::GPipe, ScheduleKind::OneFOneB]
+            .into_iter()
+            .find(|kind| crate::job::schedule_name(*kind) == name)
+            .ok_or_else(|| {
+                D::Error::custom(format!("schedule {name} is not built; use gpipe or 1f1b"))
+            })
+    }
+}

@@ -1,0 +1,179 @@
+//! What will run, in six lines, before the first message.
+
+use quintet_collectives::mesh::{Degrees, DeviceMesh};
+
+use super::Forecast;
+use super::human::{bytes, count, percent, shares, thousands};
+use crate::job::{Job, schedule_name};
+
+/// (heading, text) of each line.
+pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("layout", layout(job))];
+    if let Some(map) = rank_map(job) {
+        lines.push(("ranks", map));
+    }
+    lines.push(("model", model(job, forecast)));
+    lines.push(("data", data(job, forecast)));
+    if !forecast.memory.is_empty() {
+        let all = forecast.memory.values().sum();
+        let on = if job.layout.world() > 1 {
+            " on the fullest rank"
+        } else {
+            ""
+        };
+        lines.push((
+            "memory",
+            format!("{}{on}: {}", bytes(all), shares(&forecast.memory)),
+        ));
+    }
+    let all: u64 = forecast.traffic.values().sum();
+    if all > 0 {
+        lines.push((
+            "traffic",
+            format!("{} a step: {}", bytes(all), shares(&forecast.traffic)),
+        ));
+    }
+    lines
+}
+
+fn layout(job: &Job) -> String {
+    let l = &job.layout;
+    let world = l.world();
+    let mut text = match world {
+        1 => "one rank on cpu".to_string(),
+        _ => {
+            let axes = [
+                ("dp", l.dp),
+                ("tp", l.tp),
+                ("pp", l.pp),
+                ("cp", l.cp),
+                ("ep", l.ep),
+            ];
+            let cut: Vec<String> = axes
+                .iter()
+                .filter(|(_, degree)| *degree > 1)
+                .map(|(name, degree)| format!("{name} {degree}"))
+                .collect();
+            format!("{} = {world} ranks as threads on cpu", cut.join(" x "))
+        }
+    };
+    let each = job.batch.microbatches() / l.dp.max(1);
+    let many = if each == 1 { "" } else { "es" };
+    if l.pp > 1 {
+        text += &format!(
+            "; {}, {each} microbatch{many} a pipeline",
+            schedule_name(l.schedule)
+        );
+    } else {
+        text += &format!("; {each} microbatch{many} a replica");
+    }
+    if l.sequence_parallel && l.tp > 1 {
+        text += "; sequence parallel";
+    }
+    if l.zero_stage > 0 {
+        text += &format!("; ZeRO {}", l.zero_stage);
+    }
+    if job.threads_per_rank > 1 {
+        text += &format!("; {} threads a rank", job.threads_per_rank);
+    }
+    text
+}
+
+fn rank_map(job: &Job) -> Option<String> {
+    const WIDE: usize = 100;
+    let l = &job.layout;
+    let degrees = Degrees {
+        pp: l.pp,
+        dp: l.dp,
+        cp: l.cp,
+        tp: l.tp,
+        ep: l.ep,
+        etp: l.etp,
+    };
+    if l.world() == 1 {
+        return None;
+    }
+    let map = DeviceMesh::new(degrees).ok()?.to_string();
+    if map.chars().count() <= WIDE {
+        return Some(map);
+    }
+    let cut: String = map.chars().take(WIDE - 4).collect();
+    Some(cut + " ...")
+}
+
+fn model(job: &Job, forecast: &Forecast) -> String {
+    let m = &job.model;
+    format!(
+        "{}: {} parameters in {} ({} layers, hidden {}, {} heads, {} KV, ffn {}, vocab {}{})",
+        job.model_name,
+        count(forecast.parameters),
+        job.dtype.name(),
+        m.layers,
+        m.hidden,
+        m.heads,
+        m.kv_heads,
+        m.ffn,
+        m.vocab,
+        if m.tied { ", tied" } else { "" },
+    )
+}
+
+fn data(job: &Job, forecast: &Forecast) -> String {
+    let b = job.batch;
+    let tokens = b.global_batch as u64 * b.seq as u64;
+    let masked = if job.mask_fraction > 0.0 {
+        format!(", {} of them masked", percent(job.mask_fraction))
+    } else {
+        String::new()
+    };
+    format!(
+        "{}; {} samples x {} = {} tokens a step{masked}, {} steps",
+        forecast.data,
+        b.global_batch,
+        b.seq,
+        thousands(tokens),
+        thousands(job.steps),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed() {
+        let forecast = Forecast {
+            parameters: 203_456,
+            data: "embedded: Hamlet, 189 kB".into(),
+            memory: [("parameters", 400_000), ("activations", 6_700_000)]
+                .map(|(k, v)| (k.to_string(), v))
+                .into(),
+            traffic: [("tp".to_string(), 3_000_000), ("dp".to_string(), 200_000)].into(),
+            ..Forecast::default()
+        };
+        let text: Vec<String> = lines(&Job::demo(), &forecast)
+            .into_iter()
+            .map(|(name, line)| format!("{name:<8} {line}"))
+            .collect();
+        let golden = [
+            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline",
+            "ranks    dp0[pp0: 0 1 | pp1: 4 5]  dp1[pp0: 2 3 | pp1: 6 7]",
+            "model    tiny: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, vocab 256, tied)",
+            "data     embedded: Hamlet, 189 kB; 16 samples x 64 = 1,024 tokens a step, 300 steps",
+            "memory   7.1 MB on the fullest rank: activations 6.7 MB, parameters 400 kB",
+            "traffic  3.2 MB a step: tp 3.0 MB, dp 200 kB",
+        ];
+        assert_eq!(text, golden);
+        let single = lines(&Job::default(), &Forecast::default());
+        assert_eq!(single[0].1, "one rank on cpu; 8 microbatches a replica");
+        assert_eq!(single.len(), 3);
+    }
+
+    #[test]
+    fn a_large_map_is_cut() {
+        let mut job = Job::default();
+        job.layout.dp = 64;
+        let map = rank_map(&job).unwrap();
+        assert!(map.ends_with(" ...") && map.chars().count() <= 100);
+    }
+}

@@ -1,0 +1,293 @@
+//! What a person sees: a live line on a terminal, plain lines anywhere else.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::human::{count, percent};
+use super::metrics::json_line;
+use super::{EqualityTable, Forecast, StepReport, banner};
+use crate::failure::Failure;
+use crate::job::{Job, LogFormat};
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// A live line may be drawn.
+    pub live: bool,
+    /// Colours may be used.
+    pub colour: bool,
+}
+
+impl Look {
+    /// What stdout and the environment (`NO_COLOR`, `TERM=dumb`) allow.
+    #[must_use]
+    pub fn of_stdout() -> Self {
+        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let live = io::stdout().is_terminal() && !dumb;
+        Self {
+            live,
+            colour: live && !set("NO_COLOR"),
+        }
+    }
+}
+
+/// Prints the banner, the steps and the table of one run.
+pub struct Console {
+    out: Box<dyn Write + Send>,
+    look: Look,
+    format: LogFormat,
+    quiet: bool,
+    steps: u64,
+    interval: u64,
+    pipeline: bool,
+    bar: Option<ProgressBar>,
+    recent: Recent,
+}
+
+/// Sums since the last line, so that a line tells of all steps it stands for.
+#[derive(Default)]
+struct Recent {
+    tokens: u64,
+    ms: f64,
+    wait_ms: BTreeMap<String, f64>,
+    bubble_ms: f64,
+}
+
+impl Console {
+    /// A console for a job that has done `done` steps.
+    #[must_use]
+    pub fn new(job: &Job, done: u64, look: Look, out: Box<dyn Write + Send>) -> Self {
+        let words = job.log_format == LogFormat::Plain && !job.quiet;
+        let live = words && look.live;
+        Self {
+            out,
+            look,
+            format: job.log_format,
+            quiet: job.quiet,
+            steps: job.steps,
+            interval: if job.log_interval > 0 {
+                job.log_interval
+            } else {
+                interval(job.steps)
+            },
+            pipeline: job.layout.pp > 1,
+            bar: live.then(|| bar(job.steps, done, look)),
+            recent: Recent::default(),
+        }
+    }
+
+    /// Says what will run.
+    pub fn banner(&mut self, job: &Job, forecast: &Forecast) {
+        if self.quiet || self.format == LogFormat::Json {
+            return;
+        }
+        let title = format!("quintet {}", env!("CARGO_PKG_VERSION"));
+        let mut text = format!("{}\n", self.paint("1", &title));
+        for (heading, line) in banner::lines(job, forecast) {
+            text += &format!("{} {line}\n", self.paint("36", &format!("{heading:<8}")));
+        }
+        self.print(&(text + "\n"));
+    }
+
+    /// Says how a step went.
+    ///
+    /// # Errors
+    /// Exit 3 where JSON refuses the step.
+    pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
+        if self.format == LogFormat::Json {
+            let line = json_line(report)?;
+            self.print(&line);
+            return Ok(());
+        }
+        if self.quiet {
+            return Ok(());
+        }
+        self.recent.add(report);
+        if let Some(bar) = &self.bar {
+            bar.set_message(self.status(report));
+            bar.set_position(report.step);
+        }
+        let due = report.step == 1 || report.step.is_multiple_of(self.interval);
+        if due || report.step == self.steps || report.held_out.is_some() {
+            let line = self.line(report);
+            self.recent = Recent::default();
+            self.print(&line);
+        }
+        Ok(())
+    }
+
+    /// Prints a line of text above the live line; on stderr where stdout is JSON.
+    pub fn note(&mut self, text: &str) {
+        if self.format == LogFormat::Json {
+            let _ = writeln!(io::stderr(), "{text}");
+        } else if !self.quiet {
+            self.print(&format!("{text}\n"));
+        }
+    }
+
+    /// Takes the live line away and prints the table, if there is one.
+    pub fn finish(&mut self, table: Option<&EqualityTable>) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        let Some(table) = table else { return };
+        let text = format!("\n{table}");
+        if self.format == LogFormat::Json {
+            let _ = io::stderr().write_all(text.as_bytes());
+            return;
+        }
+        let painted: String = text.lines().map(|line| self.judged(line) + "\n").collect();
+        self.print(&painted);
+    }
+
+    /// A reader that has gone away (a closed pipe) must not end a training run.
+    fn print(&mut self, text: &str) {
+        let out = &mut self.out;
+        let mut write = || {
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    fn line(&self, report: &StepReport) -> String {
+        let wide = self.steps.to_string().len();
+        let mut line = format!(
+            "step: {:>wide$}/{}  loss: {:8.5}  grad_norm: {:7.4}  tps: {:>6.0}",
+            report.step,
+            self.steps,
+            report.loss,
+            report.grad_norm,
+            self.recent.tokens_per_s(),
+        );
+        let waits = self.recent.waits();
+        if !waits.is_empty() {
+            line += &format!("  wait: {waits}");
+        }
+        if self.pipeline {
+            line += &format!("  bubble: {}", percent(self.recent.bubble()));
+        }
+        if let Some(loss) = report.held_out {
+            line += &self.paint("33", &format!("  held_out: {loss:.5}"));
+        }
+        line + "\n"
+    }
+
+    fn status(&self, report: &StepReport) -> String {
+        let mut text = format!(
+            "loss {:.4}  norm {:.2}  {} tok/s",
+            report.loss,
+            report.grad_norm,
+            count(self.recent.tokens_per_s() as u64),
+        );
+        let waits = self.recent.waits();
+        if !waits.is_empty() {
+            text += &format!("  wait {waits}");
+        }
+        if self.pipeline {
+            text += &format!("  bubble {}", percent(self.recent.bubble()));
+        }
+        text
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.look.colour {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_string()
+        }
+    }
+
+    /// A line of the table, its verdict in its colour.
+    fn judged(&self, line: &str) -> String {
+        for (verdict, code) in [
+            ("DIFFERS", "1;31"),
+            ("bit-equal", "32"),
+            ("  ok", "32"),
+            ("  equal", "32"),
+        ] {
+            if let Some(rest) = line.strip_suffix(verdict) {
+                return rest.to_string() + &self.paint(code, verdict);
+            }
+        }
+        line.to_string()
+    }
+}
+
+impl Recent {
+    fn add(&mut self, report: &StepReport) {
+        self.tokens += report.tokens;
+        self.ms += report.step_ms;
+        self.bubble_ms += report.bubble * report.step_ms;
+        for (axis, ms) in &report.comm_wait_ms {
+            *self.wait_ms.entry(axis.clone()).or_default() += ms;
+        }
+    }
+
+    fn tokens_per_s(&self) -> f64 {
+        if self.ms > 0.0 {
+            self.tokens as f64 * 1000.0 / self.ms
+        } else {
+            0.0
+        }
+    }
+
+    fn bubble(&self) -> f64 {
+        self.bubble_ms / self.ms
+    }
+
+    /// `tp 11% pp 9% dp 4%`, innermost axis first.
+    fn waits(&self) -> String {
+        const ORDER: [&str; 6] = ["tp", "etp", "cp", "ep", "pp", "dp"];
+        let place = |axis: &str| {
+            ORDER
+                .iter()
+                .position(|name| *name == axis)
+                .unwrap_or(ORDER.len())
+        };
+        let mut waits: Vec<(&String, &f64)> = self.wait_ms.iter().collect();
+        waits.sort_by_key(|(axis, _)| place(axis));
+        let words: Vec<String> = waits
+            .iter()
+            .map(|(axis, ms)| format!("{axis} {}", percent(**ms / self.ms)))
+            .collect();
+        words.join(" ")
+    }
+}
+
+/// The round number of steps that makes at most 30 lines.
+fn interval(steps: u64) -> u64 {
+    let mut decade: u64 = 1;
+    loop {
+        for interval in [decade, decade.saturating_mul(2), decade.saturating_mul(5)] {
+            if steps / interval <= 30 {
+                return interval;
+            }
+        }
+        decade = decade.saturating_mul(10);
+    }
+}
+
+fn bar(steps: u64, done: u64, look: Look) -> ProgressBar {
+    let template = if look.colour {
+        "{bar:22.cyan/238} {pos}/{len}  eta {eta}  {wide_msg}"
+    } else {
+        "{bar:22} {pos}/{len}  eta {eta}  {wide_msg}"
+    };
+    let style = ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("━╸─");
+    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout_with_hz(8));
+    bar.set_style(style);
+    bar.set_position(done);
+    bar.reset_eta();
+    bar
+}
+
+#[cfg(test)]
+mod tests;
