@@ -1,1 +1,17 @@
-//! Fuzz bodies that also run under cargo test over a kept corpus.
+//! Fuzz bodies: each is an ordinary function over bytes that must not panic and whose laws must
+//! hold for any input. `cargo test -p quintet-fuzz` runs them over the kept corpus and a few
+//! thousand seeded inputs; `fuzz_targets/` wraps the same bodies for libFuzzer.
+
+mod bytes;
+mod layout;
+mod mesh;
+
+pub use layout::layout;
+pub use mesh::{mesh, placement, runs};
+
+/// A body by name.
+pub type Body = fn(&[u8]);
+
+/// All bodies.
+pub const BODIES: [(&str, Body); 4] =
+    [("mesh", mesh), ("placement", placement), ("runs", runs), ("layout", layout)];

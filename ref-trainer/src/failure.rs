@@ -3,6 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::data::DataError;
+use crate::model_config::ModelError;
+
 /// Exit codes of every subcommand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -116,6 +119,24 @@ impl From<quintet_parallel_layers::Error> for Failure {
     }
 }
 
+/// A name that stands for nothing is a slip on the command line; a file that is no model is data.
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        let sentence = error.to_string();
+        match error {
+            ModelError::Experts => Self::usage(sentence),
+            ModelError::Unknown(name) if !name.contains(['/', '.']) => Self::usage(sentence),
+            _ => Self::data(sentence),
+        }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +157,14 @@ mod tests {
         assert_eq!(Failure::from(through(layout())).exit, Exit::Usage);
         assert_eq!(Failure::from(through(len())).exit, Exit::Aborted);
         assert_eq!(Failure::from(through(len())).sentence, len().to_string());
+    }
+
+    #[test]
+    fn a_missing_model_file_is_data_and_a_wrong_name_is_usage() {
+        let exit = |name| Failure::from(crate::model_config::Model::named(name).unwrap_err()).exit;
+        assert_eq!(exit("tinny"), Exit::Usage);
+        assert_eq!(exit("tiny-moe"), Exit::Usage);
+        assert_eq!(exit("no/such/config.json"), Exit::Data);
     }
 
     #[test]

@@ -1,0 +1,52 @@
+//! The judge of layouts.
+
+use quintet_planner::{Batch, Layout, ModelConfig, validate};
+
+use crate::bytes::Bytes;
+
+/// Any layout of any model: one sentence, or ranks that cover every block and every sample.
+pub fn layout(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    let heads = bytes.below(9);
+    let model = ModelConfig {
+        vocab: bytes.below(40),
+        hidden: bytes.below(40),
+        layers: bytes.below(9),
+        heads,
+        kv_heads: bytes.below(heads + 1),
+        head_dim: bytes.below(9),
+        ffn: bytes.below(40),
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+        tied: bytes.below(2) == 0,
+    };
+    let pp = bytes.below(5);
+    let explicit = bytes.below(2) == 1;
+    let layout = Layout {
+        dp: bytes.below(5),
+        tp: bytes.below(5),
+        pp,
+        stage_layers: explicit.then(|| (0..pp).map(|_| bytes.below(4)).collect()),
+        zero_stage: bytes.byte() % 4,
+        sequence_parallel: bytes.below(2) == 1,
+        ..Layout::single()
+    };
+    let batch = Batch {
+        seq: bytes.below(9),
+        micro_batch: bytes.below(4),
+        global_batch: bytes.below(17),
+    };
+    match validate(&model, &layout, &batch) {
+        Err(error) => assert!(!error.to_string().contains('\n')),
+        Ok(()) => {
+            let mut next = 0;
+            for stage in 0..layout.pp {
+                let blocks = layout.blocks(model.layers, stage);
+                assert!(blocks.start == next && !blocks.is_empty());
+                next = blocks.end;
+            }
+            assert_eq!(next, model.layers);
+            assert_eq!(batch.microbatches() % layout.dp, 0);
+        }
+    }
+}

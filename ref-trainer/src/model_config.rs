@@ -1,0 +1,214 @@
+//! Which model: a preset by name, or the `config.json` of a Llama in Hugging Face's keys.
+//!
+//! A file is taken only where this trainer computes what its keys say; all else is refused by
+//! name of the key, for a model that is nearly right has no error message.
+
+use std::io;
+use std::path::Path;
+
+use quintet_planner::config::ModelConfig;
+use serde_json::{Value, json};
+
+mod hugging_face;
+
+/// A model, and how it is trained where no flag says otherwise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// Its shape.
+    pub config: ModelConfig,
+    /// Tokens predicted per sample, by default.
+    pub seq: usize,
+    /// Tokens it is made for at most (`max_position_embeddings`); nothing is computed from it.
+    pub max_positions: usize,
+    /// Samples in a step, by default.
+    pub global_batch: usize,
+}
+
+/// What Hugging Face takes for a Llama whose file has no `rope_theta`.
+const ROPE_THETA: f64 = 10_000.0;
+
+/// A model that cannot be had; one sentence for the person who asked for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// Neither a preset nor a file.
+    #[error(
+        "model {0}: no such preset or file; --model takes tiny, bench-s, bench-m or the path of a config.json"
+    )]
+    Unknown(String),
+    /// A preset with experts.
+    #[error(
+        "model tiny-moe: experts are not built yet; use tiny, bench-s, bench-m or the path of a config.json"
+    )]
+    Experts,
+    /// The system refuses to read the file.
+    #[error(
+        "model {path}: cannot be read ({source}); it must be a config.json readable by this user"
+    )]
+    Unreadable {
+        /// As given.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not JSON.
+    #[error("model {path}: not JSON ({source}); it must be a config.json with Hugging Face's keys")]
+    NotJson {
+        /// As given.
+        path: String,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// JSON, but no model that this trainer computes.
+    #[error("model {path}: {what}")]
+    Refused {
+        /// As given.
+        path: String,
+        /// Which key, and what would be right.
+        what: String,
+    },
+}
+
+impl Model {
+    /// A preset by name, or else the file at that path (in a folder, its `config.json`).
+    ///
+    /// # Errors
+    /// [`ModelError`] where there is neither, or the file holds no model that is computed here.
+    pub fn named(name: &str) -> Result<Self, ModelError> {
+        match name {
+            "tiny" => Ok(Self::tiny()),
+            "bench-s" => Ok(bench_s()),
+            "bench-m" => Ok(bench_m()),
+            "tiny-moe" => Err(ModelError::Experts),
+            path => Self::open(path),
+        }
+    }
+
+    /// The model of the demo.
+    #[must_use]
+    pub fn tiny() -> Self {
+        Self {
+            config: ModelConfig {
+                vocab: 256,
+                hidden: 64,
+                layers: 4,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 16,
+                ffn: 176,
+                rope_theta: ROPE_THETA,
+                norm_eps: 1e-5,
+                tied: true,
+            },
+            seq: 64,
+            max_positions: 64,
+            global_batch: 16,
+        }
+    }
+
+    fn open(given: &str) -> Result<Self, ModelError> {
+        let mut path = Path::new(given).to_path_buf();
+        if path.is_dir() {
+            path.push("config.json");
+        }
+        let shown = path.display().to_string();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::from_json(&shown, &text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(ModelError::Unknown(shown))
+            }
+            Err(source) => Err(ModelError::Unreadable {
+                path: shown,
+                source,
+            }),
+        }
+    }
+
+    /// The model of a `config.json`; `path` stands for the file in what is said of it.
+    ///
+    /// # Errors
+    /// [`ModelError::NotJson`], [`ModelError::Refused`].
+    pub fn from_json(path: &str, text: &str) -> Result<Self, ModelError> {
+        let refused = |what| ModelError::Refused {
+            path: path.into(),
+            what,
+        };
+        match serde_json::from_str(text) {
+            Ok(Value::Object(keys)) => hugging_face::read(&keys).map_err(refused),
+            Ok(_) => Err(refused("not a JSON object; a config.json is one".into())),
+            Err(source) => Err(ModelError::NotJson {
+                path: path.into(),
+                source,
+            }),
+        }
+    }
+
+    /// The `config.json` of this model, as Hugging Face reads it; [`Model::from_json`] gives the
+    /// same shape back.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let c = &self.config;
+        let keys = json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": c.vocab,
+            "hidden_size": c.hidden,
+            "num_hidden_layers": c.layers,
+            "num_attention_heads": c.heads,
+            "num_key_value_heads": c.kv_heads,
+            "head_dim": c.head_dim,
+            "intermediate_size": c.ffn,
+            "hidden_act": "silu",
+            "rms_norm_eps": c.norm_eps,
+            "rope_theta": c.rope_theta,
+            "tie_word_embeddings": c.tied,
+            "attention_bias": false,
+            "mlp_bias": false,
+            "max_position_embeddings": self.max_positions,
+        });
+        format!("{keys:#}\n")
+    }
+}
+
+fn bench_s() -> Model {
+    Model {
+        config: ModelConfig {
+            vocab: 512,
+            hidden: 256,
+            layers: 4,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 32,
+            ffn: 688,
+            rope_theta: ROPE_THETA,
+            norm_eps: 1e-5,
+            tied: false,
+        },
+        seq: 256,
+        max_positions: 256,
+        global_batch: 8,
+    }
+}
+
+fn bench_m() -> Model {
+    Model {
+        config: ModelConfig {
+            vocab: 4096,
+            hidden: 512,
+            layers: 8,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 64,
+            ffn: 1376,
+            rope_theta: ROPE_THETA,
+            norm_eps: 1e-5,
+            tied: false,
+        },
+        seq: 512,
+        max_positions: 512,
+        global_batch: 4,
+    }
+}
+
+#[cfg(test)]
+mod tests;
