@@ -6,7 +6,7 @@
 //! ```
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -106,6 +106,20 @@ where
     }
 }
 
+/// Prints on stdout what [`Command::Print`] holds. A reader that has gone away is no failure.
+///
+/// # Errors
+/// Exit 3 where stdout cannot be written for another reason.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::data(format!("cannot write to stdout: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     let weights = match (&args.load, &args.model.model) {
         (Some(dir), _) => Weights::Checkpoint(dir.clone()),
@@ -151,9 +165,10 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "\
-Without a subcommand and a flag, the demo runs: tiny model, built-in play, dp 2 x tp 2 x pp 2, and the proof.
+Without a subcommand the demo runs: tiny model, built-in play, dp 2 x tp 2 x pp 2, and the proof at the end.
+Where one degree of a layout is given, those that are not are 1.
 
-  quintet                                  the demo, about a minute
+  quintet                                  the demo
   quintet train --tp 2 --pp 2 --steps 100  another layout of the same problem
   quintet verify --tp 4 --zero-stage 1     three steps of it against one device, number by number
   quintet --config runs/0001/config.json   that run again

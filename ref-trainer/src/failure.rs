@@ -1,6 +1,7 @@
 //! How a run ends other than well: an exit code for scripts and one sentence for the person.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use crate::data::DataError;
@@ -35,6 +36,18 @@ pub struct Failure {
     pub exit: Exit,
     /// For the person; no full stop, no line break.
     pub sentence: String,
+}
+
+/// Ends the program: what went wrong goes to stderr, its code to the caller.
+#[must_use]
+pub fn end(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => Exit::Fine.into(),
+        Err(failure) => {
+            let _ = writeln!(io::stderr(), "quintet: {failure}");
+            failure.exit.into()
+        }
+    }
 }
 
 impl Failure {

@@ -210,7 +210,7 @@ fn optimiser(job: &mut Job, args: &OptimiserArgs, saved: bool) {
     if let Some(lr) = args.lr {
         // The lowest rate keeps its share of the highest.
         o.min_lr = if o.lr > 0.0 {
-            lr * (o.min_lr / o.lr)
+            o.min_lr * lr / o.lr
         } else {
             o.min_lr.min(lr)
         };

@@ -12,7 +12,7 @@ use super::words::{
 };
 
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Layout (degrees not given are 1; none given at all: the demo's)")]
+#[command(next_help_heading = "Layout")]
 pub(super) struct LayoutArgs {
     /// Replicas that each learn from a part of the batch [default: 1]
     #[arg(long = "dp", visible_alias = "data-parallel-size", value_name = "N")]
@@ -124,29 +124,27 @@ pub(super) struct ModelArgs {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-#[command(
-    next_help_heading = "Optimiser (verify has defaults of its own: SGD at a constant rate, nothing clipped)"
-)]
+#[command(next_help_heading = "Optimiser")]
 pub(super) struct OptimiserArgs {
-    /// The rule [default: adamw]
+    /// The rule [default: adamw; verify: sgd]
     #[arg(long, value_enum)]
     pub optimizer: Option<Optimizer>,
-    /// Highest learning rate [default: 0.003]
+    /// Highest learning rate [default: 0.003; verify: 0.1]
     #[arg(long, value_name = "X")]
     pub lr: Option<f64>,
     /// Learning rate of the last step [default: a tenth of --lr]
     #[arg(long, value_name = "X")]
     pub min_lr: Option<f64>,
-    /// How it falls after the warm-up [default: cosine]
+    /// How it falls after the warm-up [default: cosine; verify: constant]
     #[arg(long, value_enum)]
     pub lr_decay_style: Option<DecayStyle>,
-    /// Steps on which it rises from 0 [default: a tenth of the steps, at most 20]
+    /// Steps on which it rises from 0 [default: a tenth of the steps, at most 20; verify: 0]
     #[arg(long, value_name = "N")]
     pub lr_warmup_iters: Option<u64>,
-    /// Decoupled; norms take none [default: 0.1]
+    /// Decoupled; norms take none [default: 0.1; verify: 0]
     #[arg(long, value_name = "X")]
     pub weight_decay: Option<f64>,
-    /// Largest norm of the gradient; 0 is no limit [default: 1]
+    /// Largest norm of the gradient; 0 is no limit [default: 1; verify: 0]
     #[arg(long, value_name = "X")]
     pub clip_grad: Option<f64>,
     /// Decay of the first moment [default: 0.9]
