@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod cli;
 pub mod compare;
 pub mod data;
 pub mod eval;
