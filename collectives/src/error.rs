@@ -110,7 +110,7 @@ pub enum Error {
         rank: usize,
         /// The operation.
         op: &'static str,
-        /// The number of the call on this group, from 0.
+        /// The number of the call on this group, from 0; of a message, its tag.
         sequence: u64,
         /// Global rank it waited for; none where it waited for its own gate.
         peer: Option<usize>,

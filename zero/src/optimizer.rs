@@ -17,7 +17,7 @@ use core::ops::Range;
 use quintet_kernels::backend::slice_mut;
 use quintet_kernels::{AdamWSpec, Backend, Collectives, Float, Optimizer, Scalar, SgdSpec, Tag};
 
-use crate::{Error, FlatLayout, GradSync, Groups, ParamStore, Partition};
+use crate::{Entry, Error, FlatLayout, GradSync, Groups, ParamStore, Partition};
 
 /// The rule of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -204,6 +204,37 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
             self.device
                 .download(B::slice(B::whole(buffer), own), host)?;
         }
+        Ok(())
+    }
+
+    /// Sets the count and every element of state that this rank keeps:
+    /// `value(kind, entry, logical index)`, in f64.
+    ///
+    /// # Errors
+    /// What the device fails with.
+    pub fn fill(
+        &mut self,
+        step: u64,
+        mut value: impl FnMut(&'static str, &Entry, usize) -> f64,
+    ) -> Result<(), Error> {
+        let layout = self.layout().clone();
+        let kinds = self.kinds();
+        for (state, part) in self.parts.iter_mut().zip(layout.parts()) {
+            for (buffer, &kind) in state.moments.iter_mut().chain(&mut state.master).zip(&kinds) {
+                let mut host = alloc::vec![E::Acc::from_f64(0.0); state.range.len()];
+                for &entry in &part.entries {
+                    let entry = &layout.entries()[entry];
+                    for (at, logical, len) in layout.runs(entry, &state.range) {
+                        for i in 0..len {
+                            let here = at - state.range.start + i;
+                            host[here] = E::Acc::from_f64(value(kind, entry, logical + i));
+                        }
+                    }
+                }
+                *buffer = self.device.upload(Tag::Optimizer, &host)?;
+            }
+        }
+        self.step = step;
         Ok(())
     }
 
