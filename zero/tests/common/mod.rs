@@ -50,7 +50,11 @@ impl Model {
         let (h, v) = (self.hidden, self.vocab);
         let tp = mesh.factor(Axis::Tp);
         let whole = |p| vec![(tp, p)];
-        let kv = if self.degrees.tp % 2 == 0 { 2 } else { 1 };
+        let kv = if self.degrees.tp.is_multiple_of(2) {
+            2
+        } else {
+            1
+        };
         let (kv, rep) = mesh.split_axis(Axis::Tp, kv).unwrap();
         let heads = vec![
             (kv, Placement::shard_units(0, 2)),
