@@ -1,5 +1,8 @@
 //! Pointwise ops: SwiGLU, GELU, sums, and the cast between storage types.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// Pointwise ops on a device; all arguments of a call have one length.

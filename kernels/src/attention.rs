@@ -13,6 +13,10 @@
 //! output 0, lse minus infinity and gradient 0. KV blocks begin at multiples of the block length
 //! in the KV index, so that a row's bits do not depend on the other rows.
 
+mod cpu;
+pub mod naive;
+
+use crate::error::need;
 use crate::{Backend, Error, Float};
 
 /// Shape of one attention call.
@@ -34,6 +38,60 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Hide keys whose position is above the query's.
     pub causal: bool,
+}
+
+/// Elements of each argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lens {
+    pub(crate) q: usize,
+    pub(crate) kv: usize,
+    pub(crate) lse: usize,
+    pub(crate) q_pos: usize,
+    pub(crate) k_pos: usize,
+}
+
+impl AttentionSpec {
+    /// The lengths that arguments must have; refuses a spec without meaning.
+    pub(crate) fn lens(&self, op: &'static str) -> Result<Lens, Error> {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let why = "heads must be a multiple of kv_heads, and kv_heads at least 1";
+            return Err(Error::Spec { op, why });
+        }
+        if self.head_dim == 0 {
+            let why = "head_dim must be at least 1";
+            return Err(Error::Spec { op, why });
+        }
+        let product = |factors: &[usize]| {
+            let why = "the shape describes arrays longer than memory";
+            factors
+                .iter()
+                .try_fold(1_usize, |len, &f| len.checked_mul(f))
+                .ok_or(Error::Spec { op, why })
+        };
+        Ok(Lens {
+            q: product(&[self.batch, self.queries, self.heads, self.head_dim])?,
+            kv: product(&[self.batch, self.keys, self.kv_heads, self.head_dim])?,
+            lse: product(&[self.batch, self.heads, self.queries])?,
+            q_pos: product(&[self.batch, self.queries])?,
+            k_pos: product(&[self.batch, self.keys])?,
+        })
+    }
+
+    /// [`AttentionSpec::lens`], compared with those of q, k, v and the positions.
+    pub(crate) fn check(
+        &self,
+        op: &'static str,
+        qkv: [usize; 3],
+        pos: [usize; 2],
+    ) -> Result<Lens, Error> {
+        let lens = self.lens(op)?;
+        need(op, "q", lens.q, qkv[0])?;
+        need(op, "k", lens.kv, qkv[1])?;
+        need(op, "v", lens.kv, qkv[2])?;
+        need(op, "q_pos", lens.q_pos, pos[0])?;
+        need(op, "k_pos", lens.k_pos, pos[1])?;
+        Ok(lens)
+    }
 }
 
 /// Attention on a device. Positions: `q_pos[b, s]`, `k_pos[b, z]`.

@@ -11,6 +11,9 @@
 //! An empty shard leaves minus infinity, 0 and 0. A row whose weight is 0 (a masked token) has
 //! loss 0 and gradient 0, whatever its label.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// The shard of the vocabulary that is here.
@@ -22,6 +25,20 @@ pub struct CrossEntropySpec {
     pub first: usize,
     /// Entries in the shard; may be none.
     pub entries: usize,
+}
+
+impl CrossEntropySpec {
+    /// The entry of the shard that `label` names, if it is here.
+    #[must_use]
+    pub fn entry(&self, label: i32) -> Option<usize> {
+        let entry = usize::try_from(label).ok()?.checked_sub(self.first)?;
+        (entry < self.entries).then_some(entry)
+    }
+
+    /// Logits of all rows.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.saturating_mul(self.entries)
+    }
 }
 
 /// The steps of cross-entropy on a device.

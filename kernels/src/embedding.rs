@@ -3,6 +3,9 @@
 //! The shard holds rows `first .. first + rows` of the table. A token outside it reads as zeros:
 //! summed over the shards (a `Partial`), each token is found exactly once.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// The part of the table that is here.
@@ -16,6 +19,15 @@ pub struct EmbeddingSpec {
     pub rows: usize,
     /// Width of an entry.
     pub dim: usize,
+}
+
+impl EmbeddingSpec {
+    /// The row of the shard that holds token `id`, if it is here.
+    #[must_use]
+    pub fn row(&self, id: i32) -> Option<usize> {
+        let row = usize::try_from(id).ok()?.checked_sub(self.first)?;
+        (row < self.rows).then_some(row)
+    }
 }
 
 /// Embedding on a device.

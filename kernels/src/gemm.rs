@@ -15,6 +15,11 @@
 //! depend on which rows and columns stand beside it: column-parallel layers are bit-equal to one
 //! device.
 
+pub(crate) mod cpu;
+pub mod naive;
+pub(crate) mod simd;
+
+use crate::error::need;
 use crate::{Backend, Error, Float};
 
 /// Whether an operand is used as stored or transposed.
@@ -88,6 +93,38 @@ impl GemmSpec {
     pub const fn epilogue(mut self, epilogue: Epilogue) -> Self {
         self.epilogue = epilogue;
         self
+    }
+
+    /// Refuses arguments whose lengths do not fit, and an epilogue's arguments where the epilogue
+    /// does not name them.
+    pub(crate) fn check(
+        &self,
+        a: usize,
+        b: usize,
+        bias: Option<usize>,
+        residual: Option<usize>,
+        c: usize,
+    ) -> Result<(), Error> {
+        const OP: &str = "gemm";
+        let product = |x: usize, y: usize| {
+            x.checked_mul(y).ok_or(Error::Spec {
+                op: OP,
+                why: "m, n, k describe a matrix longer than memory",
+            })
+        };
+        need(OP, "a", product(self.m, self.k)?, a)?;
+        need(OP, "b", product(self.k, self.n)?, b)?;
+        need(OP, "c", product(self.m, self.n)?, c)?;
+        let (has_bias, has_residual) = match self.epilogue {
+            Epilogue::None => (false, false),
+            Epilogue::Bias | Epilogue::BiasGelu => (true, false),
+            Epilogue::Residual => (false, true),
+            Epilogue::BiasResidual => (true, true),
+        };
+        let want = |named: bool, len: usize| if named { len } else { 0 };
+        // An empty argument and none are the same.
+        need(OP, "bias", want(has_bias, self.n), bias.unwrap_or(0))?;
+        need(OP, "residual", want(has_residual, c), residual.unwrap_or(0))
     }
 }
 

@@ -8,6 +8,9 @@
 //! Statistics are kept per row in Acc (`stat_t`: rstd; LayerNorm also `mean_t`). The weight's
 //! gradient is added into Acc in row order.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// Shape of one norm call.
@@ -19,6 +22,13 @@ pub struct NormSpec {
     pub dim: usize,
     /// Added to the variance.
     pub eps: f64,
+}
+
+impl NormSpec {
+    /// Elements of all rows.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.saturating_mul(self.dim)
+    }
 }
 
 /// The norms on a device.

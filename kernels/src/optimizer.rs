@@ -5,6 +5,9 @@
 //! parameters as they are used, rounded once; where storage and Acc are the same type the caller
 //! may keep no second copy and pass `param = None`.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// Numbers of one AdamW step (Loshchilov and Hutter 2019, decoupled decay, as PyTorch does it).

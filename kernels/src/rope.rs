@@ -2,6 +2,9 @@
 //! first half of a head turns with element i of the second half by `pos * theta^(-2i/d)`.
 //! The backward is the turn by the negative angle.
 
+pub mod cpu;
+pub mod naive;
+
 use crate::{Backend, Error, Float};
 
 /// Shape of one call.

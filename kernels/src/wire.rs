@@ -5,6 +5,9 @@
 //! Blocking calls borrow views. Started calls own their buffer: nothing borrowed is ever in
 //! flight, and the buffer comes back from [`Pending::wait_on`] or [`Pending::wait_host`].
 
+#[cfg(feature = "std")]
+mod cpu;
+
 use quintet_collectives::{Element, Error as WireError, ReduceOp};
 
 use crate::{Backend, Data, Float, Queue};

@@ -1,5 +1,7 @@
 //! The one error of this crate.
 
+use alloc::string::String;
+
 /// What can go wrong in a layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -10,6 +12,9 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] quintet_collectives::Error),
+    /// The layer cannot be cut this way; the sentence names what would be right.
+    #[error("{0}")]
+    Layout(String),
     /// A layer was given another number of parameter views than it has parameters.
     #[error("{layer}: {got} parameter views where {expected} are needed")]
     Params {

@@ -8,5 +8,9 @@ extern crate alloc;
 extern crate std;
 
 pub mod config;
+pub mod error;
+pub mod model;
+pub mod traffic;
 
+pub use error::Error;
 pub use config::{Batch, Invalid, Layout, ModelConfig, validate};

@@ -132,6 +132,34 @@ impl From<quintet_parallel_layers::Error> for Failure {
     }
 }
 
+impl From<quintet_parallel_layers::pipeline::Error> for Failure {
+    fn from(error: quintet_parallel_layers::pipeline::Error) -> Self {
+        Self::aborted(error.to_string())
+    }
+}
+
+impl From<quintet_zero::Error> for Failure {
+    fn from(error: quintet_zero::Error) -> Self {
+        match error {
+            quintet_zero::Error::Wire(inner) => inner.into(),
+            quintet_zero::Error::Kernel(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
+impl From<quintet_planner::Error> for Failure {
+    fn from(error: quintet_planner::Error) -> Self {
+        match error {
+            quintet_planner::Error::Invalid(inner) => inner.into(),
+            quintet_planner::Error::Collective(inner) => inner.into(),
+            quintet_planner::Error::Layer(inner) => inner.into(),
+            quintet_planner::Error::Zero(inner) => inner.into(),
+            other => Self::aborted(other.to_string()),
+        }
+    }
+}
+
 /// A name that stands for nothing is a slip on the command line; a file that is no model is data.
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
@@ -146,6 +174,12 @@ impl From<ModelError> for Failure {
 
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
+impl From<crate::oracle::OracleError> for Failure {
+    fn from(error: crate::oracle::OracleError) -> Self {
         Self::data(error.to_string())
     }
 }

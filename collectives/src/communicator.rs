@@ -1,0 +1,502 @@
+//! A group's ranks speaking with each other (`std`): one method per operation.
+//!
+//! ```text
+//!  all_reduce(&mut x) ----------------> plan -> performer -> transport     on this thread
+//!  start_all_reduce(buf, after) -> Pending                                 on the worker
+//!         program order:  [ gate | all_reduce ] [ gate | all_gather ] ...     collectives in order
+//!                         [ gate | send to 3 ]  [ gate | recv from 1 ] ...    messages beside them
+//! ```
+//!
+//! Every rank of a group calls the same collectives in the same order; the transport compares the
+//! calls, and a difference is [`Error::Mismatch`] on all of them. No collective returns on any rank
+//! before every rank has called it. Roots and peers are places in the group; errors name global ranks.
+//!
+//! A blocking call goes after what was started before it: while started operations are under way it
+//! is itself started, on a copy, and waited for.
+
+use std::{
+    string::{String, ToString},
+    sync::Arc,
+    time::Duration,
+    vec::Vec,
+};
+
+use crate::{
+    DType, Element, Error, Order, ProcessGroup, ReduceOp, Result,
+    performer::{View, fits},
+    plan::{CollectiveShape as Shape, Plan},
+    transport::Transport,
+};
+
+mod act;
+mod messages;
+mod started;
+mod stats;
+mod worker;
+
+pub use stats::Stats;
+
+use act::{Owned, Pair, Run};
+use worker::Core;
+
+/// A group of ranks and this rank's endpoint in it.
+#[derive(Debug)]
+pub struct Communicator<T: Transport + Send + 'static> {
+    core: Arc<Core<T>>,
+    group: ProcessGroup,
+    name: String,
+    order: Order,
+    deadline: Duration,
+}
+
+/// How long a wait may take unless [`Communicator::with_deadline`] says otherwise.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
+
+impl<T: Transport + Send + 'static> Communicator<T> {
+    /// A communicator over an endpoint, with [`Order::Rank`] and [`DEFAULT_DEADLINE`].
+    #[must_use]
+    pub fn new(transport: T) -> Self {
+        let ranks: Vec<usize> = (0..transport.world())
+            .map(|r| transport.global(r))
+            .collect();
+        let me = transport.rank();
+        Self {
+            group: ProcessGroup::seat(ranks, me),
+            name: transport.name().to_string(),
+            order: Order::default(),
+            deadline: DEFAULT_DEADLINE,
+            core: Core::new(transport),
+        }
+    }
+
+    /// The same with another fold order; all ranks must agree.
+    #[must_use]
+    pub fn with_order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// The same with another deadline for each wait.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// My place in the group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    /// Ranks in the group.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.group.world()
+    }
+
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// The group's name, as reports have it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The fold order.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// The deadline of each wait.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// What this rank has sent in this group so far, and how long it waited.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+
+    /// Makes every operation of every group of this world fail with [`Error::Aborted`], now and
+    /// later, on all ranks. A step that is dead in one group would hang in the next.
+    pub fn abort(&self) {
+        self.core.control.abort();
+    }
+
+    /// The communicator of some ranks of this one, with the same order and deadline.
+    ///
+    /// Nothing is sent: each member calls it with the same ranks and name, and the k-th call of
+    /// one member with these belongs to the k-th of the others.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] where the group holds a rank that this communicator lacks.
+    pub fn subgroup(&self, group: &ProcessGroup, name: &str) -> Result<Self> {
+        let members: Result<Vec<usize>> = group
+            .ranks()
+            .iter()
+            .map(|&global| {
+                self.group.place(global).ok_or_else(|| {
+                    Error::Layout(std::format!(
+                        "rank {global} is not a member of group {}",
+                        self.name
+                    ))
+                })
+            })
+            .collect();
+        let transport = self
+            .core
+            .visit(|link| link.transport.subgroup(&members?, name))?;
+        Ok(Self::new(transport)
+            .with_order(self.order)
+            .with_deadline(self.deadline))
+    }
+
+    /// The communicators of all ranks that gave the same `color`, ordered by `key`, then rank.
+    /// A collective: every rank calls it.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_gather`].
+    pub fn split(&self, color: i64, key: i64) -> Result<Self> {
+        let mut pairs = std::vec![0i64; 2 * self.world()];
+        self.all_gather(&[color, key], &mut pairs)?;
+        let mut members: Vec<(i64, usize)> = (0..self.world())
+            .filter(|&r| pairs[2 * r] == color)
+            .map(|r| (pairs[2 * r + 1], r))
+            .collect();
+        members.sort_unstable();
+        let members: Vec<usize> = members.into_iter().map(|(_, r)| r).collect();
+        let name = std::format!("{}/{color}", self.name);
+        let transport = self
+            .core
+            .visit(|link| link.transport.subgroup(&members, &name))?;
+        Ok(Self::new(transport)
+            .with_order(self.order)
+            .with_deadline(self.deadline))
+    }
+
+    /// Every rank's `buffer` becomes the fold of all.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], [`Error::PeerLost`], [`Error::Timeout`], [`Error::Aborted`].
+    pub fn all_reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp) -> Result<()> {
+        let len = buffer.len();
+        self.perform(Shape::AllReduce { len }, Some(op), whole(buffer))
+    }
+
+    /// `output` becomes the fold of all inputs, which stay.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    pub fn all_reduce_into<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let len = input.len();
+        self.perform(
+            Shape::AllReduce { len },
+            Some(op),
+            View::Apart { input, output },
+        )
+    }
+
+    /// `output` becomes chunk `rank` of the fold; all chunks are as long as `output`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    pub fn reduce_scatter<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let counts = std::vec![output.len(); self.world()];
+        self.reduce_scatter_v(input, output, &counts, op)
+    }
+
+    /// `output` becomes chunk `rank` of the fold; chunk r has `counts[r]` elements.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`], [`Error::Len`], and [`Error::Plan`] for bad counts.
+    pub fn reduce_scatter_v<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let shape = Shape::ReduceScatter {
+            counts: counts.to_vec(),
+        };
+        self.perform(shape, Some(op), View::Apart { input, output })
+    }
+
+    /// Chunk `rank` of `buffer` becomes that chunk of the fold; the rest of the buffer stays.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::reduce_scatter_v`].
+    pub fn reduce_scatter_in_place<E: Element>(
+        &self,
+        buffer: &mut [E],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (input, output) = (0..buffer.len(), own(counts, self.rank()));
+        let shape = Shape::ReduceScatter {
+            counts: counts.to_vec(),
+        };
+        self.perform(
+            shape,
+            Some(op),
+            View::Whole {
+                buffer,
+                input,
+                output,
+            },
+        )
+    }
+
+    /// `output` becomes all inputs in rank order, all of one length.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    pub fn all_gather<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
+        let counts = std::vec![input.len(); self.world()];
+        self.all_gather_v(input, output, &counts)
+    }
+
+    /// `output` becomes all inputs in rank order; rank r gives `counts[r]` elements.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::reduce_scatter_v`].
+    pub fn all_gather_v<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        counts: &[usize],
+    ) -> Result<()> {
+        let shape = Shape::AllGather {
+            counts: counts.to_vec(),
+        };
+        self.perform(shape, None, View::Apart { input, output })
+    }
+
+    /// Each rank has filled chunk `rank` of `buffer`; all chunks come to be filled.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::reduce_scatter_v`].
+    pub fn all_gather_in_place<E: Element>(
+        &self,
+        buffer: &mut [E],
+        counts: &[usize],
+    ) -> Result<()> {
+        let (input, output) = (own(counts, self.rank()), 0..buffer.len());
+        let shape = Shape::AllGather {
+            counts: counts.to_vec(),
+        };
+        self.perform(
+            shape,
+            None,
+            View::Whole {
+                buffer,
+                input,
+                output,
+            },
+        )
+    }
+
+    /// Every rank's `buffer` becomes the root's.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`], and [`Error::Plan`] where `root` is no rank.
+    pub fn broadcast<E: Element>(&self, buffer: &mut [E], root: usize) -> Result<()> {
+        let len = buffer.len();
+        self.perform(Shape::Broadcast { len, root }, None, whole(buffer))
+    }
+
+    /// The root's `buffer` becomes the fold of all; the others' stay.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::broadcast`].
+    pub fn reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp, root: usize) -> Result<()> {
+        let len = buffer.len();
+        self.perform(Shape::Reduce { len, root }, Some(op), whole(buffer))
+    }
+
+    /// The root's `output` becomes all inputs in rank order, all of one length. Elsewhere `output`
+    /// is not looked at and may be empty.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::broadcast`], and [`Error::Len`].
+    pub fn gather<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
+        let counts = std::vec![input.len(); self.world()];
+        self.gather_v(input, output, &counts, root)
+    }
+
+    /// The same, rank r giving `counts[r]` elements.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::gather`], and [`Error::Plan`] for bad counts.
+    pub fn gather_v<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()> {
+        let shape = Shape::Gather {
+            counts: counts.to_vec(),
+            root,
+        };
+        self.perform(shape, None, View::Apart { input, output })
+    }
+
+    /// `output` becomes chunk `rank` of the root's `input`, all chunks as long as `output`.
+    /// Elsewhere `input` is not looked at and may be empty.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::gather`].
+    pub fn scatter<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
+        let counts = std::vec![output.len(); self.world()];
+        self.scatter_v(input, output, &counts, root)
+    }
+
+    /// The same, chunk r having `counts[r]` elements.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::gather_v`].
+    pub fn scatter_v<E: Element>(
+        &self,
+        input: &[E],
+        output: &mut [E],
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()> {
+        let shape = Shape::Scatter {
+            counts: counts.to_vec(),
+            root,
+        };
+        self.perform(shape, None, View::Apart { input, output })
+    }
+
+    /// Part r of `input` goes to rank r; part r of `output` comes from it; all of one length.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    pub fn all_to_all<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
+        let world = self.world();
+        if !input.len().is_multiple_of(world) {
+            let expected = input.len().next_multiple_of(world);
+            return Err(Error::Len {
+                op: "all_to_all",
+                what: "the input",
+                expected,
+                got: input.len(),
+            });
+        }
+        let len = input.len() / world;
+        self.perform(Shape::AllToAll { len }, None, View::Apart { input, output })
+    }
+
+    /// The next `send[r]` elements of `input` go to rank r, the next `recv[r]` of `output` come
+    /// from it, for r = 0, 1, ... A pair of ranks that disagrees is found out on receipt.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::reduce_scatter_v`], and [`Error::Message`].
+    pub fn all_to_all_v<E: Element>(
+        &self,
+        input: &[E],
+        send: &[usize],
+        output: &mut [E],
+        recv: &[usize],
+    ) -> Result<()> {
+        let shape = Shape::AllToAllV {
+            send: send.to_vec(),
+            recv: recv.to_vec(),
+        };
+        self.perform(shape, None, View::Apart { input, output })
+    }
+
+    /// Returns once every rank has called it.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::all_reduce`].
+    pub fn barrier(&self) -> Result<()> {
+        let view: View<'_, u8> = View::Apart {
+            input: &[],
+            output: &mut [],
+        };
+        self.perform(Shape::Barrier, None, view)
+    }
+
+    /// On this thread where nothing is under way, else on the worker with a copy.
+    fn perform<E: Element>(
+        &self,
+        shape: Shape,
+        redop: Option<ReduceOp>,
+        mut view: View<'_, E>,
+    ) -> Result<()> {
+        let run = self.run(shape, E::DTYPE, redop)?;
+        fits(&run.plan, self.rank(), &view)?;
+        if self.core.idle() {
+            return self
+                .core
+                .drive(&mut act::Borrowed { run, view }, self.deadline);
+        }
+        let (input, output) = view.slices();
+        let pair = Pair {
+            input: input.to_vec(),
+            output: output.to_vec(),
+        };
+        let done = self
+            .core
+            .start(Owned::new(run, pair), (), self.deadline)?
+            .wait()?;
+        view.output_all().copy_from_slice(&done);
+        Ok(())
+    }
+
+    fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
+        let plan = Plan::chosen(shape, self.world(), dtype, self.order)?;
+        Ok(Run {
+            plan,
+            dtype,
+            redop,
+            order: self.order,
+            performer: None,
+        })
+    }
+}
+
+impl<T: Transport + Send + 'static> Drop for Communicator<T> {
+    fn drop(&mut self) {
+        self.core.close();
+    }
+}
+
+fn whole<E>(buffer: &mut [E]) -> View<'_, E> {
+    let len = buffer.len();
+    View::Whole {
+        buffer,
+        input: 0..len,
+        output: 0..len,
+    }
+}
+
+/// The chunk of `rank`; counts that are not one per rank are refused later, by the plan.
+fn own(counts: &[usize], rank: usize) -> core::ops::Range<usize> {
+    let start = counts
+        .iter()
+        .take(rank)
+        .fold(0, |sum: usize, &c| sum.saturating_add(c));
+    start..start.saturating_add(counts.get(rank).copied().unwrap_or(0))
+}

@@ -1,0 +1,401 @@
+//! An operation under way, whoever drives it: this thread or the worker.
+//!
+//! ```text
+//! Act      poll -> false -> wait -> park -> poll ... -> true
+//!  |- Borrowed    a collective on the caller's slices
+//!  |- Owned       a collective on a buffer it owns
+//!  |- Sending, Receiving, Both
+//! ```
+
+use std::{
+    string::{String, ToString},
+    vec::Vec,
+};
+
+use crate::{
+    DType, Element, Order, ReduceOp, Result,
+    performer::{Link, Performer, View},
+    plan::Plan,
+    transport::{Call, Message, Tag, Transport, Wait},
+};
+
+/// An operation that goes as far as it can and then says what it waits for.
+pub(super) trait Act<T> {
+    /// True once done.
+    fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool>;
+    /// Adds what it waits for.
+    fn wait(&self, wait: &mut Wait);
+    /// Name, number, peer waited for (place in the group) and what for.
+    fn report(&self) -> Report;
+    /// What it may not overtake.
+    fn track(&self) -> Track;
+}
+
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) op: &'static str,
+    pub(super) sequence: u64,
+    pub(super) peer: Option<usize>,
+    pub(super) what: String,
+}
+
+/// Acts of one track go one after another; those of different tracks go side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Track {
+    Collective,
+    Send(usize, u64),
+    Recv(usize, u64),
+    Alone,
+}
+
+/// A collective without its memory.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) plan: Plan,
+    pub(super) dtype: DType,
+    pub(super) redop: Option<ReduceOp>,
+    pub(super) order: Order,
+    pub(super) performer: Option<Performer>,
+}
+
+impl Run {
+    fn poll<E: Element, T: Transport>(
+        &mut self,
+        link: &mut Link<T>,
+        sequence: &mut u64,
+        view: &mut View<'_, E>,
+    ) -> Result<bool> {
+        let performer = match &mut self.performer {
+            Some(performer) => performer,
+            none => {
+                let (plan, dtype) = (&self.plan, self.dtype);
+                let call = Call::new(
+                    *sequence,
+                    plan.shape(),
+                    plan.world(),
+                    dtype,
+                    self.redop,
+                    self.order,
+                );
+                *sequence += 1;
+                none.insert(Performer::begin(plan, call, link)?)
+            }
+        };
+        performer.poll(link, view)
+    }
+
+    fn wait(&self, wait: &mut Wait) {
+        if let Some(performer) = &self.performer {
+            performer.wait(wait);
+        }
+    }
+
+    fn report(&self) -> Report {
+        let op = self.plan.shape().operation().name();
+        match &self.performer {
+            Some(performer) => {
+                let (peer, what) = performer.blocked_on();
+                Report {
+                    op,
+                    sequence: performer.call().sequence,
+                    peer,
+                    what,
+                }
+            }
+            None => Report {
+                op,
+                sequence: 0,
+                peer: None,
+                what: String::from("its start"),
+            },
+        }
+    }
+}
+
+/// A collective on the caller's memory.
+#[derive(Debug)]
+pub(super) struct Borrowed<'a, E> {
+    pub(super) run: Run,
+    pub(super) view: View<'a, E>,
+}
+
+impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
+    fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
+        self.run.poll(link, sequence, &mut self.view)
+    }
+    fn wait(&self, wait: &mut Wait) {
+        self.run.wait(wait);
+    }
+    fn report(&self) -> Report {
+        self.run.report()
+    }
+    fn track(&self) -> Track {
+        Track::Collective
+    }
+}
+
+/// Memory that a started collective owns.
+pub(super) trait Memory<E>: Send + 'static {
+    /// What the caller gets back.
+    type Back: Send + 'static;
+    fn view(&mut self) -> View<'_, E>;
+    fn back(self) -> Self::Back;
+}
+
+/// A buffer of the caller's, of which input and output are parts.
+#[derive(Debug)]
+pub(super) struct Framed<B> {
+    pub(super) buffer: B,
+    pub(super) input: core::ops::Range<usize>,
+    pub(super) output: core::ops::Range<usize>,
+}
+
+impl<E: Element, B: AsMut<[E]> + Send + 'static> Memory<E> for Framed<B> {
+    type Back = B;
+    fn back(self) -> B {
+        self.buffer
+    }
+    fn view(&mut self) -> View<'_, E> {
+        let (input, output) = (self.input.clone(), self.output.clone());
+        View::Whole {
+            buffer: self.buffer.as_mut(),
+            input,
+            output,
+        }
+    }
+}
+
+/// A copy of a blocking call's input and output.
+#[derive(Debug)]
+pub(super) struct Pair<E> {
+    pub(super) input: Vec<E>,
+    pub(super) output: Vec<E>,
+}
+
+impl<E: Element> Memory<E> for Pair<E> {
+    type Back = Vec<E>;
+    fn back(self) -> Vec<E> {
+        self.output
+    }
+    fn view(&mut self) -> View<'_, E> {
+        View::Apart {
+            input: &self.input,
+            output: &mut self.output,
+        }
+    }
+}
+
+/// A collective on memory it owns.
+#[derive(Debug)]
+pub(super) struct Owned<E, M> {
+    run: Run,
+    memory: M,
+    element: core::marker::PhantomData<fn() -> E>,
+}
+
+impl<E: Element, M: Memory<E>> Owned<E, M> {
+    pub(super) fn new(run: Run, memory: M) -> Self {
+        Self {
+            run,
+            memory,
+            element: core::marker::PhantomData,
+        }
+    }
+}
+
+/// An act that gives something back when it is over.
+pub(super) trait Yields {
+    type Output: Send + 'static;
+    fn output(self) -> Self::Output;
+}
+
+impl<E: Element, M: Memory<E>> Yields for Owned<E, M> {
+    type Output = M::Back;
+    fn output(self) -> M::Back {
+        self.memory.back()
+    }
+}
+
+impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
+    fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
+        self.run.poll(link, sequence, &mut self.memory.view())
+    }
+    fn wait(&self, wait: &mut Wait) {
+        self.run.wait(wait);
+    }
+    fn report(&self) -> Report {
+        self.run.report()
+    }
+    fn track(&self) -> Track {
+        Track::Collective
+    }
+}
+
+/// A message on its way out. `B` is given back; its elements are copied when the send begins, since
+/// it may be another operation that writes them before its gate opens.
+#[derive(Debug)]
+pub(super) struct Sending<E, B> {
+    pub(super) to: usize,
+    pub(super) tag: u64,
+    pub(super) buffer: B,
+    state: SendState,
+    element: core::marker::PhantomData<fn() -> E>,
+}
+
+#[derive(Debug)]
+enum SendState {
+    Before,
+    Held(Message),
+    Gone,
+}
+
+impl<E, B> Sending<E, B> {
+    pub(super) fn new(to: usize, tag: u64, buffer: B) -> Self {
+        Self {
+            to,
+            tag,
+            buffer,
+            state: SendState::Before,
+            element: core::marker::PhantomData,
+        }
+    }
+}
+
+impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
+    fn poll(&mut self, link: &mut Link<T>, _: &mut u64) -> Result<bool> {
+        let message = match core::mem::replace(&mut self.state, SendState::Gone) {
+            SendState::Before => {
+                let storage = link.storage();
+                Message::new(Tag::User(self.tag), self.buffer.as_ref(), storage)
+            }
+            SendState::Held(message) => message,
+            SendState::Gone => return Ok(true),
+        };
+        match link.try_send(self.to, message)? {
+            None => Ok(true),
+            Some(refused) => {
+                self.state = SendState::Held(refused);
+                Ok(false)
+            }
+        }
+    }
+    fn wait(&self, wait: &mut Wait) {
+        if matches!(self.state, SendState::Held(_)) {
+            wait.send.push(self.to);
+        }
+    }
+    fn report(&self) -> Report {
+        let what = String::from("room for a message to it");
+        Report {
+            op: "send",
+            sequence: self.tag,
+            peer: Some(self.to),
+            what,
+        }
+    }
+    fn track(&self) -> Track {
+        Track::Send(self.to, self.tag)
+    }
+}
+
+impl<E, B: Send + 'static> Yields for Sending<E, B> {
+    type Output = B;
+    fn output(self) -> B {
+        self.buffer
+    }
+}
+
+/// A message on its way in.
+#[derive(Debug)]
+pub(super) struct Receiving<E, B> {
+    pub(super) from: usize,
+    pub(super) tag: u64,
+    pub(super) buffer: B,
+    over: bool,
+    element: core::marker::PhantomData<fn() -> E>,
+}
+
+impl<E, B> Receiving<E, B> {
+    pub(super) fn new(from: usize, tag: u64, buffer: B) -> Self {
+        Self {
+            from,
+            tag,
+            buffer,
+            over: false,
+            element: core::marker::PhantomData,
+        }
+    }
+}
+
+impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
+    fn poll(&mut self, link: &mut Link<T>, _: &mut u64) -> Result<bool> {
+        if self.over {
+            return Ok(true);
+        }
+        let buffer = self.buffer.as_mut();
+        if let Some(message) =
+            link.try_recv::<E>(self.from, Tag::User(self.tag), buffer.len(), "recv")?
+        {
+            buffer.copy_from_slice(message.elements());
+            link.recycle(message);
+            self.over = true;
+        }
+        Ok(self.over)
+    }
+    fn wait(&self, wait: &mut Wait) {
+        if !self.over {
+            wait.recv.push((self.from, Tag::User(self.tag)));
+        }
+    }
+    fn report(&self) -> Report {
+        let what = "a message from it".to_string();
+        Report {
+            op: "recv",
+            sequence: self.tag,
+            peer: Some(self.from),
+            what,
+        }
+    }
+    fn track(&self) -> Track {
+        Track::Recv(self.from, self.tag)
+    }
+}
+
+impl<E, B: Send + 'static> Yields for Receiving<E, B> {
+    type Output = B;
+    fn output(self) -> B {
+        self.buffer
+    }
+}
+
+/// Two acts side by side: neither waits for the other.
+#[derive(Debug)]
+pub(super) struct Both<A, B> {
+    pub(super) one: A,
+    pub(super) two: B,
+}
+
+impl<T: Transport, A: Act<T>, B: Act<T>> Act<T> for Both<A, B> {
+    fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
+        let one = self.one.poll(link, sequence)?;
+        Ok(self.two.poll(link, sequence)? && one)
+    }
+    fn wait(&self, wait: &mut Wait) {
+        self.one.wait(wait);
+        self.two.wait(wait);
+    }
+    fn report(&self) -> Report {
+        let mut wait = Wait::default();
+        self.two.wait(&mut wait);
+        let mut report = if wait == Wait::default() {
+            self.one.report()
+        } else {
+            self.two.report()
+        };
+        report.op = "sendrecv";
+        report
+    }
+    fn track(&self) -> Track {
+        Track::Alone
+    }
+}

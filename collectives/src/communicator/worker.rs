@@ -1,0 +1,444 @@
+//! Who drives the acts: the caller's thread while nothing is started, else one worker thread.
+//!
+//! ```text
+//! caller                         worker (spawned at the first start, parked while idle)
+//!   start(act, gate) --queue-->    for each act in program order:
+//!                                     may it begin?  gate open, no earlier act on its track
+//!                                     poll
+//!                                  nothing moved: park on what all of them wait for
+//! ```
+//!
+//! The worker holds the link only while it goes round once, so that `subgroup` gets in between.
+
+use std::{
+    boxed::Box,
+    collections::VecDeque,
+    string::{String, ToString},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+    vec::Vec,
+};
+
+use super::{
+    act::{Act, Report, Track, Yields},
+    stats::{Counters, Stats},
+};
+use crate::{
+    Error, Gate, Pending, Result,
+    pending::Completer,
+    performer::Link,
+    transport::{Control, Transport, Wait},
+};
+
+/// What a communicator and its worker share.
+pub(super) struct Core<T> {
+    engine: Mutex<Engine<T>>,
+    pub(super) control: Arc<dyn Control>,
+    counters: Counters,
+    queue: Mutex<Queue<T>>,
+    bell: Condvar,
+    /// Threads that want the engine between two rounds of the worker.
+    visitors: AtomicUsize,
+}
+
+struct Engine<T> {
+    link: Link<T>,
+    /// Number of the next collective.
+    sequence: u64,
+}
+
+struct Queue<T> {
+    new: VecDeque<Box<dyn Job<T>>>,
+    /// Started and not over, `new` included.
+    unfinished: usize,
+    closing: bool,
+    worker: Option<JoinHandle<()>>,
+    /// The worker panicked: a gate or a buffer did.
+    dead: bool,
+}
+
+impl<T> core::fmt::Debug for Core<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Core")
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Transport + Send + 'static> Core<T> {
+    pub(super) fn new(transport: T) -> Arc<Self> {
+        let queue = Queue {
+            new: VecDeque::new(),
+            unfinished: 0,
+            closing: false,
+            worker: None,
+            dead: false,
+        };
+        Arc::new(Self {
+            control: transport.control(),
+            engine: Mutex::new(Engine {
+                link: Link::new(transport),
+                sequence: 0,
+            }),
+            counters: Counters::default(),
+            queue: Mutex::new(queue),
+            bell: Condvar::new(),
+            visitors: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.counters.read()
+    }
+
+    /// Whether a blocking call may run on its own thread.
+    pub(super) fn idle(&self) -> bool {
+        lock(&self.queue).unfinished == 0
+    }
+
+    /// Uses the link while no act is polled.
+    pub(super) fn visit<R>(&self, body: impl FnOnce(&Link<T>) -> R) -> R {
+        self.visitors.fetch_add(1, Ordering::SeqCst);
+        self.control.wake();
+        let engine = lock(&self.engine);
+        self.visitors.fetch_sub(1, Ordering::SeqCst);
+        body(&engine.link)
+    }
+
+    /// Performs an act on this thread.
+    pub(super) fn drive<A: Act<T>>(&self, act: &mut A, deadline: Duration) -> Result<()> {
+        let mut engine = lock(&self.engine);
+        let mut begin = None;
+        loop {
+            match self.poll(&mut engine, act) {
+                Ok(false) => {}
+                over => return over.map(drop),
+            }
+            let now = Instant::now();
+            let waited = now - *begin.get_or_insert(now);
+            if waited >= deadline {
+                return Err(self.timeout(&engine, act.report(), waited, act.track()));
+            }
+            let mut wait = Wait {
+                all: true,
+                ..Wait::default()
+            };
+            act.wait(&mut wait);
+            engine.link.transport.park(&wait, deadline - waited);
+            self.counters.waited(now.elapsed(), true);
+        }
+    }
+
+    /// Queues an act for the worker.
+    pub(super) fn start<A>(
+        self: &Arc<Self>,
+        act: A,
+        gate: impl Gate + 'static,
+        deadline: Duration,
+    ) -> Result<Pending<A::Output>>
+    where
+        A: Act<T> + Yields + Send + 'static,
+    {
+        let (pending, completer) = Pending::pair();
+        let job = Started {
+            act,
+            completer,
+            gate: Some(Box::new(gate)),
+            begun: false,
+            since: None,
+            deadline,
+        };
+        let mut queue = lock(&self.queue);
+        if queue.dead {
+            return Err(Error::Gate(String::from(
+                "the worker of this communicator panicked before",
+            )));
+        }
+        if queue.worker.is_none() {
+            let core = self.clone();
+            let thread = thread::Builder::new().name(String::from("collectives"));
+            let spawned = thread.spawn(move || core.work());
+            let spawned = spawned.map_err(|e| Error::System {
+                what: "start a thread",
+                reason: e.to_string(),
+            })?;
+            queue.worker = Some(spawned);
+        }
+        queue.unfinished += 1;
+        queue.new.push_back(Box::new(job));
+        drop(queue);
+        self.bell.notify_one();
+        self.control.wake();
+        Ok(pending)
+    }
+
+    /// The communicator is dropped: the worker ends once nothing is left to do.
+    pub(super) fn close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.closing = true;
+        let (worker, idle) = (queue.worker.take(), queue.unfinished == 0);
+        drop(queue);
+        self.bell.notify_one();
+        match worker {
+            // It returns as soon as it sees the flag; what it says went to its operations.
+            Some(worker) if idle => drop(worker.join()),
+            // What it still has to do may depend on how this rank ends, so waiting is not done here.
+            Some(worker) => self.control.adopt(worker),
+            None => {}
+        }
+    }
+
+    fn work(self: Arc<Self>) {
+        let mut last_rites = LastRites {
+            core: &self,
+            armed: true,
+        };
+        let mut jobs: Vec<Box<dyn Job<T>>> = Vec::new();
+        while self.take(&mut jobs) {
+            while self.visitors.load(Ordering::SeqCst) > 0 {
+                thread::yield_now();
+            }
+            let mut engine = lock(&self.engine);
+            if !self.round(&mut engine, &mut jobs) {
+                self.rest(&mut engine, &mut jobs);
+            }
+        }
+        last_rites.armed = false;
+    }
+
+    /// Fetches new jobs, waiting for one if there are none at all; false when it is time to end.
+    fn take(&self, jobs: &mut Vec<Box<dyn Job<T>>>) -> bool {
+        let mut queue = lock(&self.queue);
+        while jobs.is_empty() && queue.new.is_empty() {
+            if queue.closing {
+                return false;
+            }
+            queue = self
+                .bell
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        jobs.extend(queue.new.drain(..));
+        true
+    }
+
+    /// Lets every job go as far as it can; whether anything ended or began.
+    fn round(&self, engine: &mut Engine<T>, jobs: &mut Vec<Box<dyn Job<T>>>) -> bool {
+        let (mut moved, mut i) = (false, 0);
+        while i < jobs.len() {
+            let held = jobs[..i]
+                .iter()
+                .any(|earlier| earlier.track() == jobs[i].track());
+            let begun = jobs[i].begun();
+            let outcome = if held {
+                Ok(false)
+            } else {
+                jobs[i].go(self, engine, i == 0)
+            };
+            moved |= jobs[i].begun() != begun;
+            match outcome {
+                Ok(false) => i += 1,
+                over => {
+                    // Out of the books first: who waits for it may call next and expects idleness.
+                    let job = jobs.remove(i);
+                    lock(&self.queue).unfinished -= 1;
+                    job.end(over.map(drop));
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Sleeps for whatever any job waits for.
+    fn rest(&self, engine: &mut Engine<T>, jobs: &mut [Box<dyn Job<T>>]) {
+        let now = Instant::now();
+        let mut wait = Wait {
+            all: jobs.len() == 1,
+            ..Wait::default()
+        };
+        let mut timeout = SLICE;
+        let mut begun = false;
+        let mut gated = false;
+        for job in jobs.iter_mut() {
+            timeout = timeout.min(job.remaining(now));
+            if job.begun() {
+                begun = true;
+                job.wait(&mut wait);
+            } else {
+                gated |= job.gated();
+            }
+        }
+        if begun {
+            let timeout = if gated {
+                timeout.min(GATE_SLICE)
+            } else {
+                timeout
+            };
+            engine.link.transport.park(&wait, timeout);
+            self.counters.waited(now.elapsed(), false);
+        } else if let Some(head) = jobs.first_mut() {
+            head.doze(timeout.min(GATE_SLICE));
+        }
+    }
+
+    /// One poll, with its counts published and its failure told to the group.
+    fn poll<A: Act<T> + ?Sized>(&self, engine: &mut Engine<T>, act: &mut A) -> Result<bool> {
+        let outcome = act.poll(&mut engine.link, &mut engine.sequence);
+        self.counters
+            .bytes
+            .store(engine.link.bytes, Ordering::Relaxed);
+        self.counters
+            .messages
+            .store(engine.link.messages, Ordering::Relaxed);
+        if let (Err(error), Track::Collective) = (&outcome, act.track()) {
+            self.control.poison(error.clone());
+        }
+        outcome
+    }
+
+    fn timeout(&self, engine: &Engine<T>, report: Report, waited: Duration, track: Track) -> Error {
+        let transport = &engine.link.transport;
+        let peer = report.peer.map(|peer| transport.global(peer));
+        let error = Error::Timeout {
+            group: transport.name().to_string(),
+            rank: transport.global(transport.rank()),
+            op: report.op,
+            sequence: report.sequence,
+            peer,
+            what: match peer {
+                Some(peer) => std::format!("rank {peer}: {}", report.what),
+                None => report.what,
+            },
+            waited,
+        };
+        if track == Track::Collective {
+            self.control.poison(error.clone());
+        }
+        error
+    }
+}
+
+/// The longest sleep of the worker: a bound on how late it notices its deadlines.
+const SLICE: Duration = Duration::from_millis(250);
+
+/// How often a closed gate is asked while something else is under way.
+const GATE_SLICE: Duration = Duration::from_micros(500);
+
+/// A started act, whatever it works on.
+trait Job<T>: Send {
+    fn track(&self) -> Track;
+    fn begun(&self) -> bool;
+    fn gated(&self) -> bool;
+    /// Goes as far as it can; `head`: nothing was started before it.
+    fn go(&mut self, core: &Core<T>, engine: &mut Engine<T>, head: bool) -> Result<bool>;
+    fn wait(&self, wait: &mut Wait);
+    /// Until its deadline.
+    fn remaining(&self, now: Instant) -> Duration;
+    /// Sleeps until its gate may have opened.
+    fn doze(&mut self, timeout: Duration);
+    fn end(self: Box<Self>, outcome: Result<()>);
+}
+
+struct Started<A: Yields> {
+    act: A,
+    completer: Completer<A::Output>,
+    gate: Option<Box<dyn Gate>>,
+    begun: bool,
+    since: Option<Instant>,
+    deadline: Duration,
+}
+
+impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Started<A> {
+    fn track(&self) -> Track {
+        self.act.track()
+    }
+
+    fn begun(&self) -> bool {
+        self.begun
+    }
+
+    fn gated(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    fn go(&mut self, core: &Core<T>, engine: &mut Engine<T>, head: bool) -> Result<bool> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if let Some(gate) = &mut self.gate
+            && (head || !gate.blocks())
+            && gate.wait(Duration::ZERO)?
+        {
+            self.gate = None;
+            self.since = Some(Instant::now());
+        }
+        if self.gate.is_none() {
+            self.begun = true;
+            if core.poll(engine, &mut self.act)? {
+                return Ok(true);
+            }
+        }
+        let waited = since.elapsed();
+        if waited < self.deadline {
+            return Ok(false);
+        }
+        let mut report = self.act.report();
+        if !self.begun {
+            report.peer = None;
+            report.what = String::from("its gate");
+        }
+        Err(core.timeout(engine, report, waited, self.act.track()))
+    }
+
+    fn wait(&self, wait: &mut Wait) {
+        self.act.wait(wait);
+    }
+
+    fn remaining(&self, now: Instant) -> Duration {
+        let since = self.since.unwrap_or(now);
+        self.deadline
+            .saturating_sub(now.saturating_duration_since(since))
+            + Duration::from_micros(50)
+    }
+
+    fn doze(&mut self, timeout: Duration) {
+        if let Some(gate) = self.gate.as_mut().filter(|gate| !gate.blocks()) {
+            // An error shows again when it is asked next.
+            let _ = gate.wait(timeout);
+        }
+    }
+
+    fn end(self: Box<Self>, outcome: Result<()>) {
+        let Self { act, completer, .. } = *self;
+        completer.complete(outcome.map(|()| act.output()));
+    }
+}
+
+/// If the worker unwinds, what is queued fails instead of waiting for ever.
+struct LastRites<'a, T> {
+    core: &'a Core<T>,
+    armed: bool,
+}
+
+impl<T> Drop for LastRites<'_, T> {
+    fn drop(&mut self) {
+        if self.armed {
+            let mut queue = lock(&self.core.queue);
+            queue.dead = true;
+            queue.unfinished = 0;
+            let lost = core::mem::take(&mut queue.new);
+            drop(queue);
+            // Dropping a job completes its handle with an error.
+            drop(lost);
+        }
+    }
+}
+
+/// What a panicking holder leaves is whole or fails by itself later: queues and counters change in
+/// single steps, and the group of a half-performed act does not confirm it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

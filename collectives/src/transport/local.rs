@@ -1,0 +1,558 @@
+//! Ranks as threads of one process (`std`).
+//!
+//! ```text
+//! group                 inbox of rank 0        inbox of rank 1       board
+//!   lane from rank 0      [        ]             [ m m ]               call 41: all_reduce, 3 of 4 came
+//!   lane from rank 1      [ m      ]             [     ]               call 42: broadcast,  1 of 4 came
+//!                           ^ one mutex, one condvar per inbox
+//! ```
+//!
+//! A message is handed over by pushing its storage into the receiver's lane: one copy on each side,
+//! no allocation once storages circulate. A lane is bounded in bytes; a message larger than the bound
+//! passes when the lane is empty. A receiver sleeps on its own inbox and says what it wants, so it is
+//! woken once, when all of it is there, and never for something else.
+//!
+//! The board is the group's memory of calls: the second rank to announce a number is compared with
+//! the first, and a difference poisons the group before anything wrong can be received.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    format,
+    string::{String, ToString},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+    vec::Vec,
+};
+
+use crate::{
+    Error, Result,
+    transport::{Call, Control, Message, Tag, Transport, Wait, checked_members},
+};
+
+mod world;
+
+pub use world::{Seat, World};
+
+/// One rank's endpoint of one group of a [`World`].
+#[derive(Debug)]
+pub struct Local {
+    shared: Arc<Shared>,
+    group: Arc<Group>,
+    rank: usize,
+}
+
+/// What all groups of a world share.
+#[derive(Debug)]
+struct Shared {
+    world: usize,
+    bound: usize,
+    registry: Mutex<Registry>,
+    /// Threads that outlived their communicator, by global rank.
+    adopted: Mutex<Vec<(usize, JoinHandle<()>)>>,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    /// By name and members: every instance, in order of creation.
+    groups: BTreeMap<(String, Vec<usize>), Vec<Instance>>,
+    /// How many instances a rank has taken up.
+    taken: BTreeMap<(String, Vec<usize>, usize), usize>,
+    /// What went wrong first.
+    cause: Option<Error>,
+    /// Set by an abort: groups made later are poisoned from the start.
+    aborted: Option<Error>,
+    /// Ranks that are gone; with the cause that poisons groups made later, if they failed.
+    gone: BTreeMap<usize, Option<Error>>,
+}
+
+/// A group is kept alive by the registry until all its members have it.
+#[derive(Debug)]
+struct Instance {
+    group: Weak<Group>,
+    hold: Option<Arc<Group>>,
+    takers: usize,
+}
+
+#[derive(Debug)]
+struct Group {
+    name: String,
+    ranks: Vec<usize>,
+    bound: usize,
+    inboxes: Vec<Inbox>,
+    board: Mutex<Board>,
+    /// Calls below this number are confirmed.
+    confirmed: AtomicU64,
+    poison: OnceLock<Error>,
+    left: Vec<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    state: Mutex<InboxState>,
+    cond: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct InboxState {
+    lanes: Vec<Lane>,
+    /// What the parked owner lacks still; empty while it runs.
+    wanted: Vec<(usize, Tag)>,
+    /// How many messages are to come before it is woken.
+    needed: usize,
+    parked: bool,
+    /// Something else has happened: look again before sleeping.
+    poked: bool,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    queue: VecDeque<Message>,
+    /// Messages and bytes held, of collectives and of `send`: each is bounded by itself, so that
+    /// what nobody has received yet does not keep a collective from passing.
+    held: [(usize, usize); 2],
+    /// The sender found no room.
+    blocked: bool,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    /// Number of the first entry.
+    base: u64,
+    entries: VecDeque<Entry>,
+    /// Calls announced, by rank.
+    calls: Vec<u64>,
+    /// Ranks that asked for a confirmation and were told no.
+    waiting: Vec<bool>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    call: Call,
+    first: usize,
+    came: usize,
+}
+
+impl Transport for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.group.ranks.len()
+    }
+
+    fn global(&self, rank: usize) -> usize {
+        self.group.ranks.get(rank).copied().unwrap_or(rank)
+    }
+
+    fn name(&self) -> &str {
+        &self.group.name
+    }
+
+    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
+        self.group.healthy()?;
+        if self.group.left[to].load(Ordering::Acquire) {
+            return Err(self.lost(to));
+        }
+        let bytes = message.bytes();
+        let inbox = &self.group.inboxes[to];
+        let mut state = lock(&inbox.state);
+        let lane = &mut state.lanes[self.rank];
+        let (count, held) = lane.held[class(message.tag)];
+        if count > 0 && held + bytes > self.group.bound {
+            lane.blocked = true;
+            // The owner may sleep for a message that is behind this one.
+            state.poke(inbox);
+            return Ok(Some(message));
+        }
+        let key = (self.rank, message.tag);
+        lane.held[class(message.tag)] = (count + 1, held + bytes);
+        lane.queue.push_back(message);
+        if state.parked && state.wanted.contains(&key) {
+            state.needed = state.needed.saturating_sub(1);
+            if state.needed == 0 {
+                state.parked = false;
+                drop(state);
+                inbox.cond.notify_one();
+            }
+        }
+        Ok(None)
+    }
+
+    fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
+        self.group.healthy()?;
+        // Read before the queue: what a rank sent before it left is still to be had.
+        let left = self.group.left[from].load(Ordering::Acquire);
+        let mut state = lock(&self.group.inboxes[self.rank].state);
+        let lane = &mut state.lanes[from];
+        let Some(at) = lane.queue.iter().position(|m| m.tag == tag) else {
+            drop(state);
+            return if left { Err(self.lost(from)) } else { Ok(None) };
+        };
+        let message = lane.queue.remove(at);
+        let (count, held) = &mut lane.held[class(tag)];
+        *count -= 1;
+        *held -= message.as_ref().map_or(0, Message::bytes);
+        let blocked = core::mem::take(&mut lane.blocked);
+        drop(state);
+        if blocked {
+            self.group.poke(from);
+        }
+        Ok(message)
+    }
+
+    fn announce(&mut self, call: &Call) -> Result<()> {
+        self.group.healthy()?;
+        match self.group.post(self.rank, call) {
+            Ok(()) => Ok(()),
+            Err(mismatch) => Err(self.shared.poison(&self.group, mismatch)),
+        }
+    }
+
+    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
+        self.group.healthy()?;
+        if self.group.confirmed.load(Ordering::Acquire) > sequence {
+            return Ok(true);
+        }
+        let mut board = lock(&self.group.board);
+        if board.base > sequence {
+            return Ok(true);
+        }
+        board.waiting[self.rank] = true;
+        let absent =
+            |&r: &usize| board.calls[r] <= sequence && self.group.left[r].load(Ordering::Acquire);
+        let absent = (0..self.world()).find(absent);
+        drop(board);
+        absent.map_or(Ok(false), |rank| Err(self.lost(rank)))
+    }
+
+    fn park(&mut self, wait: &Wait, timeout: Duration) {
+        let inbox = &self.group.inboxes[self.rank];
+        let mut state = lock(&inbox.state);
+        let until = Instant::now() + timeout;
+        state.want(wait);
+        loop {
+            let nothing = state.needed == 0 && !wait.recv.is_empty();
+            if core::mem::take(&mut state.poked) || nothing || self.group.poison.get().is_some() {
+                break;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state.parked = true;
+            state = inbox
+                .cond
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            if !state.parked {
+                break;
+            }
+        }
+        state.parked = false;
+        state.poked = false;
+    }
+
+    fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
+        let rank = checked_members(members, self.world(), self.rank)?;
+        let ranks: Vec<usize> = members.iter().map(|&m| self.group.ranks[m]).collect();
+        Ok(Self {
+            group: self.shared.group(name, ranks, self.global(self.rank)),
+            shared: self.shared.clone(),
+            rank,
+        })
+    }
+
+    fn control(&self) -> Arc<dyn Control> {
+        Arc::new(Handle {
+            shared: self.shared.clone(),
+            group: self.group.clone(),
+            rank: self.rank,
+        })
+    }
+}
+
+impl Local {
+    /// That member is gone and something was still expected of it: nobody in the group can go on.
+    fn lost(&self, rank: usize) -> Error {
+        let reason = format!(
+            "it left before its part in group {} was done",
+            self.group.name
+        );
+        let cause = Error::PeerLost {
+            rank: self.group.ranks[rank],
+            reason,
+        };
+        self.shared.poison(&self.group, cause)
+    }
+}
+
+/// [`Control`] of a [`Local`].
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    group: Arc<Group>,
+    rank: usize,
+}
+
+impl Control for Handle {
+    fn poison(&self, cause: Error) {
+        self.shared.poison(&self.group, cause);
+    }
+
+    fn abort(&self) {
+        self.shared.abort(self.group.ranks[self.rank]);
+    }
+
+    fn wake(&self) {
+        self.group.poke(self.rank);
+    }
+
+    fn adopt(&self, worker: JoinHandle<()>) {
+        lock(&self.shared.adopted).push((self.group.ranks[self.rank], worker));
+    }
+}
+
+impl Shared {
+    /// The instance of this group that is next for `me`.
+    fn group(&self, name: &str, ranks: Vec<usize>, me: usize) -> Arc<Group> {
+        let mut registry = lock(&self.registry);
+        let turn = registry
+            .taken
+            .entry((name.to_string(), ranks.clone(), me))
+            .or_default();
+        let index = *turn;
+        *turn += 1;
+        let instances = registry
+            .groups
+            .entry((name.to_string(), ranks.clone()))
+            .or_default();
+        if let Some(instance) = instances.get_mut(index)
+            && let Some(group) = instance.group.upgrade()
+        {
+            instance.takers += 1;
+            if instance.takers == ranks.len() {
+                instance.hold = None;
+            }
+            return group;
+        }
+        let group = Arc::new(Group::new(name, ranks.clone(), self.bound));
+        let hold = (ranks.len() > 1).then(|| group.clone());
+        instances.push(Instance {
+            group: Arc::downgrade(&group),
+            hold,
+            takers: 1,
+        });
+        registry.welcome(&group);
+        group
+    }
+
+    /// Poisons one group; what went wrong first in the world is what it is told.
+    fn poison(&self, group: &Group, cause: Error) -> Error {
+        let mut registry = lock(&self.registry);
+        let cause = match cause {
+            // A rank that is lost may be lost because of what went wrong before.
+            Error::PeerLost { .. } => registry.cause.get_or_insert(cause).clone(),
+            other => {
+                registry.cause.get_or_insert_with(|| other.clone());
+                other
+            }
+        };
+        drop(registry);
+        group.fail(cause)
+    }
+
+    fn abort(&self, rank: usize) {
+        let mut registry = lock(&self.registry);
+        let cause = Error::Aborted { rank };
+        registry.cause.get_or_insert_with(|| cause.clone());
+        registry.aborted.get_or_insert_with(|| cause.clone());
+        let groups = registry.live();
+        drop(registry);
+        for group in groups {
+            group.fail(cause.clone());
+        }
+    }
+
+    /// Rank `rank` is gone: in good order, or failed for `failure`.
+    fn leave(&self, rank: usize, failure: Option<Error>) {
+        let mut registry = lock(&self.registry);
+        let failure = failure.map(|error| registry.cause.get_or_insert(error).clone());
+        registry.gone.insert(rank, failure.clone());
+        let groups = registry.live();
+        drop(registry);
+        for group in groups {
+            let Some(place) = group.ranks.iter().position(|&r| r == rank) else {
+                continue;
+            };
+            match &failure {
+                Some(cause) => {
+                    group.fail(cause.clone());
+                }
+                None => {
+                    group.left[place].store(true, Ordering::Release);
+                    (0..group.ranks.len()).for_each(|r| group.poke(r));
+                }
+            }
+        }
+    }
+}
+
+impl Registry {
+    fn live(&self) -> Vec<Arc<Group>> {
+        self.groups
+            .values()
+            .flatten()
+            .filter_map(|instance| instance.group.upgrade())
+            .collect()
+    }
+
+    /// Tells a new group what happened before it was made.
+    fn welcome(&self, group: &Group) {
+        if let Some(cause) = &self.aborted {
+            group.fail(cause.clone());
+        }
+        for (place, rank) in group.ranks.iter().enumerate() {
+            match self.gone.get(rank) {
+                Some(Some(cause)) => {
+                    group.fail(cause.clone());
+                }
+                Some(None) => group.left[place].store(true, Ordering::Release),
+                None => {}
+            }
+        }
+    }
+}
+
+impl Group {
+    fn new(name: &str, ranks: Vec<usize>, bound: usize) -> Self {
+        let n = ranks.len();
+        let inbox = || {
+            let lanes = (0..n).map(|_| Lane::default()).collect();
+            Inbox {
+                state: Mutex::new(InboxState {
+                    lanes,
+                    ..Default::default()
+                }),
+                cond: Condvar::new(),
+            }
+        };
+        let board = Board {
+            calls: std::vec![0; n],
+            waiting: std::vec![false; n],
+            ..Default::default()
+        };
+        Self {
+            name: name.to_string(),
+            bound,
+            inboxes: (0..n).map(|_| inbox()).collect(),
+            board: Mutex::new(board),
+            confirmed: AtomicU64::new(0),
+            poison: OnceLock::new(),
+            left: (0..n).map(|_| AtomicBool::new(false)).collect(),
+            ranks,
+        }
+    }
+
+    fn healthy(&self) -> Result<()> {
+        self.poison.get().map_or(Ok(()), |cause| Err(cause.clone()))
+    }
+
+    /// The first cause stays; everybody is woken.
+    fn fail(&self, cause: Error) -> Error {
+        let first = self.poison.get_or_init(|| cause).clone();
+        (0..self.ranks.len()).for_each(|rank| self.poke(rank));
+        first
+    }
+
+    fn poke(&self, rank: usize) {
+        let inbox = &self.inboxes[rank];
+        lock(&inbox.state).poke(inbox);
+    }
+
+    /// Writes a call on the board, or says with whom it disagrees.
+    fn post(&self, rank: usize, call: &Call) -> Result<()> {
+        let mut board = lock(&self.board);
+        let at = (call.sequence - board.base) as usize;
+        board.calls[rank] = call.sequence + 1;
+        match board.entries.get_mut(at) {
+            None => board.entries.push_back(Entry {
+                call: *call,
+                first: rank,
+                came: 1,
+            }),
+            Some(entry) if entry.call == *call => entry.came += 1,
+            Some(entry) => {
+                return Err(Error::Mismatch {
+                    group: self.name.clone(),
+                    sequence: call.sequence,
+                    first: self.ranks[entry.first],
+                    first_call: entry.call,
+                    second: self.ranks[rank],
+                    second_call: *call,
+                });
+            }
+        }
+        let mut moved = false;
+        while board
+            .entries
+            .front()
+            .is_some_and(|entry| entry.came == self.ranks.len())
+        {
+            board.entries.pop_front();
+            board.base += 1;
+            moved = true;
+        }
+        if moved {
+            self.confirmed.store(board.base, Ordering::Release);
+            let waiting: Vec<usize> = (0..self.ranks.len())
+                .filter(|&r| core::mem::take(&mut board.waiting[r]))
+                .collect();
+            drop(board);
+            waiting.into_iter().for_each(|r| self.poke(r));
+        }
+        Ok(())
+    }
+}
+
+impl InboxState {
+    fn poke(&mut self, inbox: &Inbox) {
+        self.poked = true;
+        if core::mem::take(&mut self.parked) {
+            inbox.cond.notify_one();
+        }
+    }
+
+    /// Notes what the owner is about to sleep for, and how much of it is not here yet.
+    fn want(&mut self, wait: &Wait) {
+        self.wanted.clear();
+        for &(from, tag) in &wait.recv {
+            if !self.lanes[from].queue.iter().any(|m| m.tag == tag) {
+                self.wanted.push((from, tag));
+            }
+        }
+        // A sender without room takes what room there is, whatever else is awaited.
+        let here = wait.recv.len() - self.wanted.len();
+        self.needed = match (wait.all && wait.send.is_empty(), here) {
+            (true, _) => self.wanted.len(),
+            (false, 0) => 1,
+            (false, _) => 0,
+        };
+    }
+}
+
+/// Which bound a message counts towards.
+fn class(tag: Tag) -> usize {
+    usize::from(matches!(tag, Tag::User(_)))
+}
+
+/// A panic while a lock was held leaves data that is still whole here: each critical section is a
+/// few moves.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

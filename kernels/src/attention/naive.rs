@@ -1,0 +1,129 @@
+//! Attention in f64 with the whole score row in memory, as its definition reads.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::AttentionSpec;
+
+/// Inputs of one call, widened to f64.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Queries, `[b, s, h, d]`.
+    pub q: &'a [f64],
+    /// Keys, `[b, z, g, d]`.
+    pub k: &'a [f64],
+    /// Values, `[b, z, g, d]`.
+    pub v: &'a [f64],
+    /// Positions of the queries, `[b, s]`.
+    pub q_pos: &'a [i32],
+    /// Positions of the keys, `[b, z]`.
+    pub k_pos: &'a [i32],
+}
+
+impl Inputs<'_> {
+    /// Scores of query (b, s, h) against every key; minus infinity where hidden.
+    fn scores(&self, spec: &AttentionSpec, (b, s, h): (usize, usize, usize)) -> Vec<f64> {
+        let q = &self.q[q_at(spec, b, s, h)..][..spec.head_dim];
+        let score = |z: usize| {
+            let k = &self.k[k_at(spec, b, z, h)..][..spec.head_dim];
+            let seen = self.k_pos[b * spec.keys + z] <= self.q_pos[b * spec.queries + s];
+            match seen || !spec.causal {
+                true => spec.scale * dot(q, k),
+                false => f64::NEG_INFINITY,
+            }
+        };
+        (0..spec.keys).map(score).collect()
+    }
+}
+
+/// `(o_bshd, lse_bhs)`.
+#[must_use]
+pub fn forward(spec: &AttentionSpec, x: Inputs<'_>) -> (Vec<f64>, Vec<f64>) {
+    let mut o = vec![0.0; x.q.len()];
+    let mut lse = vec![f64::NEG_INFINITY; spec.batch * spec.heads * spec.queries];
+    for (b, s, h) in rows(spec) {
+        let scores = x.scores(spec, (b, s, h));
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if max == f64::NEG_INFINITY {
+            continue;
+        }
+        let sum: f64 = scores.iter().map(|s| libm::exp(s - max)).sum();
+        lse[lse_at(spec, b, s, h)] = max + libm::log(sum);
+        for (z, score) in scores.iter().enumerate() {
+            let p = libm::exp(score - max) / sum;
+            for i in 0..spec.head_dim {
+                o[q_at(spec, b, s, h) + i] += p * x.v[k_at(spec, b, z, h) + i];
+            }
+        }
+    }
+    (o, lse)
+}
+
+/// Gradients of q, k and v: the softmax's own derivative, row by row.
+#[must_use]
+pub fn backward(
+    spec: &AttentionSpec,
+    x: Inputs<'_>,
+    do_bshd: &[f64],
+) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let (mut dq, mut dk, mut dv) = (
+        vec![0.0; x.q.len()],
+        vec![0.0; x.k.len()],
+        vec![0.0; x.v.len()],
+    );
+    let (_, lse) = forward(spec, x);
+    for (b, s, h) in rows(spec) {
+        let scores = x.scores(spec, (b, s, h));
+        let lse = lse[lse_at(spec, b, s, h)];
+        let seen = |score: f64| score != f64::NEG_INFINITY;
+        let p = |score: f64| {
+            if seen(score) {
+                libm::exp(score - lse)
+            } else {
+                0.0
+            }
+        };
+        let q_row = q_at(spec, b, s, h);
+        let do_ = &do_bshd[q_row..][..spec.head_dim];
+        let dp = |z: usize| dot(do_, &x.v[k_at(spec, b, z, h)..][..spec.head_dim]);
+        let delta: f64 = (0..spec.keys).map(|z| p(scores[z]) * dp(z)).sum();
+        for z in 0..spec.keys {
+            let k_row = k_at(spec, b, z, h);
+            let ds = p(scores[z]) * (dp(z) - delta) * spec.scale;
+            for i in 0..spec.head_dim {
+                dq[q_row + i] += ds * x.k[k_row + i];
+                dk[k_row + i] += ds * x.q[q_row + i];
+                dv[k_row + i] += p(scores[z]) * do_[i];
+            }
+        }
+    }
+    (dq, dk, dv)
+}
+
+fn rows(spec: &AttentionSpec) -> impl Iterator<Item = (usize, usize, usize)> {
+    let AttentionSpec {
+        batch,
+        queries,
+        heads,
+        ..
+    } = *spec;
+    (0..batch * queries * heads).map(move |i| (i / heads / queries, i / heads % queries, i % heads))
+}
+
+fn q_at(spec: &AttentionSpec, b: usize, s: usize, h: usize) -> usize {
+    ((b * spec.queries + s) * spec.heads + h) * spec.head_dim
+}
+
+/// Of the KV head that query head `h` reads.
+fn k_at(spec: &AttentionSpec, b: usize, z: usize, h: usize) -> usize {
+    let g = h / (spec.heads / spec.kv_heads);
+    ((b * spec.keys + z) * spec.kv_heads + g) * spec.head_dim
+}
+
+fn lse_at(spec: &AttentionSpec, b: usize, s: usize, h: usize) -> usize {
+    (b * spec.heads + h) * spec.queries + s
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}

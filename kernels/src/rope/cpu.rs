@@ -1,0 +1,53 @@
+//! RoPE on slices. Angles are taken in f64 and their sine and cosine rounded once, so that far
+//! positions turn as exactly as near ones; all heads of a token share them.
+
+use alloc::vec::Vec;
+
+use super::{Rope, RopeSpec};
+use crate::error::need;
+use crate::lanes::rows_per_part;
+use crate::{Cpu, Error, Float, Real};
+
+/// Turns rows of `x_thd` by `pos_t`; any block of rows. See [`Rope::rope`].
+pub fn rope<E: Float>(spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) {
+    let (dim, half) = (spec.head_dim.max(1), spec.head_dim / 2);
+    let sign = if spec.inverse { -1.0 } else { 1.0 };
+    let frequencies: Vec<f64> = (0..half)
+        .map(|i| sign * libm::pow(spec.theta, -2.0 * i as f64 / dim as f64))
+        .collect();
+    let mut turns = alloc::vec![(E::Acc::ZERO, E::Acc::ZERO); half];
+    let token = spec.heads.saturating_mul(dim).max(1);
+    for (&pos, x) in pos_t.iter().zip(x_thd.chunks_exact_mut(token)) {
+        for (turn, frequency) in turns.iter_mut().zip(&frequencies) {
+            let (sin, cos) = libm::sincos(f64::from(pos) * frequency);
+            *turn = (E::Acc::from_f64(sin), E::Acc::from_f64(cos));
+        }
+        for head in x.chunks_exact_mut(dim) {
+            let (first, second) = head.split_at_mut(half);
+            for ((a, b), &(sin, cos)) in first.iter_mut().zip(second).zip(&turns) {
+                let (x, y) = (a.to_acc(), b.to_acc());
+                *a = E::from_acc(x * cos - y * sin);
+                *b = E::from_acc(x * sin + y * cos);
+            }
+        }
+    }
+}
+
+impl Rope for Cpu {
+    fn rope<E: Float>(&self, spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) -> Result<(), Error> {
+        let op = "rope";
+        if !spec.head_dim.is_multiple_of(2) {
+            let why = "head_dim must be even: element i turns with element i + head_dim / 2";
+            return Err(Error::Spec { op, why });
+        }
+        let token = spec.heads.saturating_mul(spec.head_dim);
+        need(op, "pos", spec.rows, pos_t.len())?;
+        need(op, "x", spec.rows.saturating_mul(token), x_thd.len())?;
+        let rows = rows_per_part(token);
+        let items = pos_t
+            .chunks(rows)
+            .zip(x_thd.chunks_mut(rows * token.max(1)));
+        self.for_each(items, |_, (pos, x)| rope(spec, pos, x));
+        Ok(())
+    }
+}

@@ -1,0 +1,319 @@
+//! Stages as threads over channels, with a chain of affine maps whose gradients are exact.
+
+#[path = "pipeline/fake.rs"]
+mod fake;
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use fake::{Channels, Held, Host, group};
+use quintet_collectives::Error as WireError;
+use quintet_kernels::{Backend, Error as KernelError, Tag};
+use quintet_parallel_layers::pipeline::{
+    Action, Error as PipelineError, Moment, Schedule, ScheduleKind, Stage, Work, laws,
+};
+
+const LEN: usize = 3;
+
+/// What a trainer's error would be.
+#[derive(Debug, PartialEq)]
+enum Error {
+    Pipeline(PipelineError),
+    Wire(WireError),
+    Kernel(KernelError),
+    Planned,
+}
+impl From<PipelineError> for Error {
+    fn from(e: PipelineError) -> Self {
+        Self::Pipeline(e)
+    }
+}
+impl From<WireError> for Error {
+    fn from(e: WireError) -> Self {
+        Self::Wire(e)
+    }
+}
+impl From<KernelError> for Error {
+    fn from(e: KernelError) -> Self {
+        Self::Kernel(e)
+    }
+}
+
+/// Layer `l` of the whole model, one per segment: y = a x + b with a = 2, b = l + 1; the loss is
+/// the sum of the last y. `da` and `db` are its gradients.
+#[derive(Default)]
+struct Chain {
+    backend: Host,
+    /// Global number of the chunk's first layer, layers in it, layers in the model.
+    first: usize,
+    layers: usize,
+    whole: usize,
+    inputs: BTreeMap<(usize, usize), Vec<f64>>,
+    douts: BTreeMap<(usize, usize), Vec<f64>>,
+    da: BTreeMap<usize, f64>,
+    db: BTreeMap<usize, f64>,
+    loss: f64,
+    reduced: Vec<usize>,
+    gathered: bool,
+    heard: Vec<(Action, Moment)>,
+    /// Fails at this forward.
+    fails: Option<usize>,
+    most_saved: usize,
+}
+
+fn sample(mb: usize) -> Vec<f64> {
+    (0..LEN).map(|i| (mb * LEN + i) as f64 - 4.0).collect()
+}
+
+fn layer(l: usize, x: &[f64]) -> Vec<f64> {
+    x.iter().map(|x| 2.0 * x + (l + 1) as f64).collect()
+}
+
+impl Chain {
+    /// Segment 0 holds the last layer.
+    fn layer_of(&self, segment: usize) -> usize {
+        self.first + self.layers - 1 - segment
+    }
+    fn hold(&self, data: Vec<f64>) -> Held<f64> {
+        self.backend.hold(Tag::Activation, data)
+    }
+}
+
+impl Work<Host, f64> for Chain {
+    type Error = Error;
+
+    fn gather(&mut self, _: usize) -> Result<(), Error> {
+        assert!(!std::mem::replace(&mut self.gathered, true));
+        Ok(())
+    }
+    fn release(&mut self, _: usize) -> Result<(), Error> {
+        assert!(std::mem::replace(&mut self.gathered, false));
+        Ok(())
+    }
+    fn forward(
+        &mut self,
+        mb: usize,
+        _: usize,
+        input: Option<Held<f64>>,
+    ) -> Result<Option<Held<f64>>, Error> {
+        if self.fails == Some(mb) {
+            return Err(Error::Planned);
+        }
+        assert!(self.gathered);
+        assert_eq!(input.is_none(), self.first == 0);
+        let mut x = input.map_or_else(|| sample(mb), |buf| buf.data.clone());
+        for l in self.first..self.first + self.layers {
+            let y = layer(l, &x);
+            self.inputs.insert((mb, l), x);
+            x = y;
+        }
+        self.most_saved = self.most_saved.max(self.inputs.len() / self.layers);
+        if self.first + self.layers == self.whole {
+            self.loss += x.iter().sum::<f64>();
+            return Ok(None);
+        }
+        Ok(Some(self.hold(x)))
+    }
+    fn backward_input(
+        &mut self,
+        mb: usize,
+        _: usize,
+        segment: usize,
+        dout: Option<Held<f64>>,
+    ) -> Result<Option<Held<f64>>, Error> {
+        assert!(self.gathered);
+        let l = self.layer_of(segment);
+        assert_eq!(dout.is_none(), l + 1 == self.whole);
+        let dout = dout.map_or_else(|| vec![1.0; LEN], |buf| buf.data.clone());
+        let din = dout.iter().map(|d| 2.0 * d).collect();
+        self.douts.insert((mb, l), dout);
+        Ok((l > 0).then(|| self.hold(din)))
+    }
+    fn backward_weight(&mut self, mb: usize, _: usize, segment: usize) -> Result<(), Error> {
+        let l = self.layer_of(segment);
+        let x = self.inputs.remove(&(mb, l)).expect("forward first");
+        let dout = self.douts.remove(&(mb, l)).expect("backward_input first");
+        let dot: f64 = x.iter().zip(&dout).map(|(x, d)| x * d).sum();
+        *self.da.entry(l).or_default() += dot;
+        *self.db.entry(l).or_default() += dout.iter().sum::<f64>();
+        Ok(())
+    }
+    fn reduce_grads(&mut self, _: usize, bucket: usize) -> Result<(), Error> {
+        let l = self.layer_of(bucket);
+        assert!(!self.inputs.keys().any(|&(_, layer)| layer == l));
+        self.reduced.push(bucket);
+        Ok(())
+    }
+    fn on_action(&mut self, action: &Action, moment: Moment) {
+        self.heard.push((*action, moment));
+    }
+}
+
+/// Runs given actions, one thread a stage; all stages' chains, and how each ended.
+fn perform(
+    programs: &[Vec<Action>],
+    segments: &[usize],
+    fails: Option<(usize, usize)>,
+) -> Vec<(Chain, Result<(), Error>)> {
+    let whole = segments.iter().sum();
+    let run = |stage: usize, group: Channels| {
+        let backend = Host::default();
+        let mut chain = Chain {
+            backend: backend.clone(),
+            first: segments[..stage].iter().sum(),
+            layers: segments[stage],
+            whole,
+            fails: fails.filter(|f| f.0 == stage).map(|f| f.1),
+            ..Chain::default()
+        };
+        let mut stage_ = Stage::new(backend, group, LEN);
+        let end = stage_.run(&programs[stage], &mut chain);
+        assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
+        (chain, end)
+    };
+    thread::scope(|scope| {
+        let ranks = group(programs.len()).into_iter().enumerate();
+        let threads: Vec<_> = ranks
+            .map(|(stage, group)| scope.spawn(move || run(stage, group)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// The same chain without a pipeline: loss, da, db.
+fn alone(whole: usize, microbatches: usize) -> (f64, Vec<f64>, Vec<f64>) {
+    let (mut loss, mut da, mut db) = (0.0, vec![0.0; whole], vec![0.0; whole]);
+    for mb in 0..microbatches {
+        let mut x = sample(mb);
+        for l in 0..whole {
+            let slope = 2f64.powi((whole - 1 - l) as i32);
+            da[l] += slope * x.iter().sum::<f64>();
+            db[l] += slope * LEN as f64;
+            x = layer(l, &x);
+        }
+        loss += x.iter().sum::<f64>();
+    }
+    (loss, da, db)
+}
+
+#[test]
+fn every_pipeline_computes_what_one_device_computes() {
+    for kind in ScheduleKind::ALL {
+        for stages in 1..=4 {
+            for microbatches in 0..=6 {
+                for segments in [vec![1; stages], [2, 1, 3, 2][..stages].to_vec()] {
+                    let schedule = Schedule::new(kind, stages, microbatches, &segments).unwrap();
+                    compare(&schedule, &segments);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_microbatches_hold_few_buffers() {
+    for kind in ScheduleKind::ALL {
+        let schedule = Schedule::new(kind, 4, 40, &[1, 2, 1, 1]).unwrap();
+        compare(&schedule, &[1, 2, 1, 1]);
+    }
+}
+
+fn compare(schedule: &Schedule, segments: &[usize]) {
+    let programs = schedule.all();
+    let (loss, da, db) = alone(segments.iter().sum(), schedule.microbatches());
+    let mut total = 0.0;
+    for (stage, (chain, end)) in perform(&programs, segments, None).iter().enumerate() {
+        assert_eq!(*end, Ok(()), "{schedule:?}");
+        for l in chain.first..chain.first + chain.layers {
+            let got = |grad: &BTreeMap<_, f64>| grad.get(&l).copied().unwrap_or_default();
+            assert_eq!((got(&chain.da), got(&chain.db)), (da[l], db[l]));
+        }
+        assert_eq!(chain.reduced, (0..segments[stage]).collect::<Vec<_>>());
+        assert_eq!(chain.most_saved, laws::held(&programs[stage]));
+        // Two sends under way each way, and what goes into and out of the worker.
+        let peak = chain.backend.meter().peak(Tag::Activation);
+        assert!(peak <= 6 * LEN * size_of::<f64>(), "{peak}");
+        assert!(chain.inputs.is_empty() && chain.douts.is_empty() && !chain.gathered);
+        let both = |action: &Action| [(*action, Moment::Begin), (*action, Moment::End)];
+        let heard: Vec<_> = programs[stage].iter().flat_map(both).collect();
+        assert_eq!(chain.heard, heard);
+        total += chain.loss;
+    }
+    assert_eq!(total, loss);
+}
+
+/// Rank `rank` of 2 performs `actions` by itself; the chain is two layers long.
+fn by_itself(rank: usize, actions: &[Action]) -> PipelineError {
+    let group = group(2).remove(rank);
+    let mut chain = Chain {
+        first: rank,
+        layers: 1,
+        whole: 2,
+        gathered: true,
+        ..Chain::default()
+    };
+    let mut stage = Stage::new(chain.backend.clone(), group, LEN);
+    let end = stage.run(actions, &mut chain);
+    assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
+    match end {
+        Err(Error::Pipeline(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_missing_buffer_is_an_error() {
+    let (mb, chunk) = (0, 0);
+    let forward = Action::Forward { mb, chunk };
+    let input = |segment| Action::BackwardInput { mb, chunk, segment };
+    for (rank, actions, what) in [
+        (1, vec![forward], "an input activation"),
+        (0, vec![forward, input(0)], "an output gradient"),
+        (1, vec![input(0), input(2)], "an output gradient"),
+        (
+            0,
+            vec![Action::SendForward { mb, chunk, to: 1 }],
+            "an output activation",
+        ),
+        (
+            1,
+            vec![Action::SendBackward { mb, chunk, to: 0 }],
+            "an input gradient",
+        ),
+    ] {
+        let action = actions[actions.len() - 1];
+        let missing = PipelineError::Missing { action, what };
+        assert_eq!(by_itself(rank, &actions), missing);
+    }
+}
+
+#[test]
+fn a_buffer_left_over_is_an_error() {
+    let (mb, chunk) = (0, 0);
+    let what = "an output activation";
+    let left = PipelineError::Left { what, mb, chunk };
+    assert_eq!(by_itself(0, &[Action::Forward { mb, chunk }]), left);
+    let segment = 0;
+    let what = "a gradient";
+    let left = PipelineError::Left { what, mb, chunk };
+    assert_eq!(
+        by_itself(1, &[Action::BackwardInput { mb, chunk, segment }]),
+        left
+    );
+}
+
+#[test]
+fn a_failing_worker_ends_its_stage_and_its_neighbours() {
+    for kind in ScheduleKind::ALL {
+        let schedule = Schedule::new(kind, 3, 4, &[1, 1, 1]).unwrap();
+        let ends = perform(&schedule.all(), &[1, 1, 1], Some((1, 1)));
+        assert_eq!(ends[1].1, Err(Error::Planned));
+        for other in [0, 2] {
+            assert!(
+                matches!(ends[other].1, Err(Error::Wire(_))),
+                "{:?}",
+                ends[other].1
+            );
+        }
+    }
+}

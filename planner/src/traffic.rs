@@ -1,0 +1,213 @@
+//! What a training step sends: the sum of the plans of its collectives, worked out from config,
+//! ledger and schedule before a message moves.
+//!
+//! Per rank, with T tokens of a microbatch, h the hidden width, M microbatches of this replica:
+//!
+//! | group | what | how often |
+//! |-------|------|-----------|
+//! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
+//! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
+//! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once |
+//! | pp    | T h (T h / tp under sequence parallel) to each neighbour | M each way |
+//! | tie   | all-reduce of the tied table's gradient | once, first and last stage |
+//! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
+//! | dp    | all-reduce of the token count | once |
+//! | world | all-reduce of the squared norm, of the loss | once each |
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use quintet_collectives::chunk::{chunk_len, chunk_lens};
+use quintet_collectives::plan::{CollectiveShape, bytes_sent};
+use quintet_collectives::{Axis, DType, DeviceMesh, Order};
+
+use crate::model::{StageLayer, flat_layout, mesh, stage_layers};
+use crate::{Batch, Error, Layout, ModelConfig};
+
+/// Payload bytes by group.
+pub type Traffic = BTreeMap<String, u64>;
+
+/// Types on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WireTypes {
+    /// Activations and parameters.
+    pub storage: DType,
+    /// Gradients and loss statistics.
+    pub accumulation: DType,
+}
+
+/// What every rank sends in one training step, by group, in rank order.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn step(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> Result<Vec<Traffic>, Error> {
+    let mesh = mesh(layout)?;
+    (0..mesh.world())
+        .map(|rank| {
+            let mut sum = Sum::new(&mesh, layout, rank);
+            sum.layers(model, batch, types)?;
+            sum.boundaries(model, batch, types)?;
+            sum.gradients(model, types)?;
+            sum.scalars()?;
+            Ok(sum.traffic)
+        })
+        .collect()
+}
+
+/// The sum over all ranks.
+#[must_use]
+pub fn total(ranks: &[Traffic]) -> Traffic {
+    let mut sum = Traffic::new();
+    for (group, bytes) in ranks.iter().flatten() {
+        *sum.entry(group.clone()).or_default() += bytes;
+    }
+    sum
+}
+
+struct Sum<'a> {
+    mesh: &'a DeviceMesh,
+    layout: &'a Layout,
+    rank: usize,
+    order: Order,
+    traffic: Traffic,
+}
+
+impl<'a> Sum<'a> {
+    fn new(mesh: &'a DeviceMesh, layout: &'a Layout, rank: usize) -> Self {
+        let order = if layout.any_order { Order::Any } else { Order::Rank };
+        Self { mesh, layout, rank, order, traffic: Traffic::new() }
+    }
+
+    /// Adds `times` of one collective over `world` ranks in which this rank has `place`.
+    fn add(
+        &mut self,
+        group: &str,
+        (place, world): (usize, usize),
+        shape: &CollectiveShape,
+        dtype: DType,
+        times: usize,
+    ) -> Result<(), Error> {
+        if world > 1 && times > 0 {
+            let once = bytes_sent(shape, place, world, dtype, self.order)?;
+            *self.traffic.entry(String::from(group)).or_default() += once * times as u64;
+        }
+        Ok(())
+    }
+
+    fn tp(&self) -> (usize, usize) {
+        (self.mesh.index(self.rank, Axis::Tp), self.layout.tp)
+    }
+
+    fn stage(&self) -> usize {
+        self.mesh.index(self.rank, Axis::Pp)
+    }
+
+    /// The moves of tensor parallel regions and the vocabulary-parallel loss.
+    fn layers(&mut self, model: &ModelConfig, batch: &Batch, types: WireTypes) -> Result<(), Error> {
+        let (tokens, mbs) = (batch.micro_batch * batch.seq, batch.microbatches() / self.layout.dp);
+        let len = tokens * model.hidden;
+        let counts: Vec<usize> =
+            chunk_lens(tokens, self.layout.tp).map(|n| n * model.hidden).collect();
+        for layer in stage_layers(model, self.layout, self.mesh, self.stage())? {
+            // Entries and exits of tensor parallel regions in this layer; a table is only left, a
+            // head only entered.
+            let (enters, leaves) = match &layer {
+                StageLayer::Embed(_) => (0, 1),
+                StageLayer::Block(_) => (2, 2),
+                StageLayer::Head(_) => (1, 0),
+            };
+            let tp = self.tp();
+            if self.layout.sequence_parallel {
+                // Enter: all-gather, its backward reduce-scatter. Leave: the same the other way.
+                let gathers = CollectiveShape::AllGather { counts: counts.clone() };
+                let scatters = CollectiveShape::ReduceScatter { counts: counts.clone() };
+                let times = mbs * (enters + leaves);
+                self.add("tp", tp, &gathers, types.storage, times)?;
+                self.add("tp", tp, &scatters, types.storage, times)?;
+            } else {
+                // Leave: all-reduce forward. Enter: all-reduce backward.
+                let shape = CollectiveShape::AllReduce { len };
+                self.add("tp", tp, &shape, types.storage, mbs * (enters + leaves))?;
+            }
+            if matches!(layer, StageLayer::Head(_)) {
+                for per_token in [1, 2] {
+                    let shape = CollectiveShape::AllReduce { len: per_token * tokens };
+                    self.add("tp", tp, &shape, types.accumulation, mbs)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Activations to the next stage and their gradients to the one before.
+    fn boundaries(
+        &mut self,
+        model: &ModelConfig,
+        batch: &Batch,
+        types: WireTypes,
+    ) -> Result<(), Error> {
+        let (stage, pp) = (self.stage(), self.layout.pp);
+        let neighbours = usize::from(stage > 0) + usize::from(stage + 1 < pp);
+        let mut tokens = batch.micro_batch * batch.seq;
+        if self.layout.sequence_parallel {
+            tokens = chunk_len(tokens, self.layout.tp, self.tp().0);
+        }
+        let bytes = tokens * model.hidden * types.storage.bytes();
+        let mbs = batch.microbatches() / self.layout.dp;
+        if neighbours > 0 {
+            *self.traffic.entry(String::from("pp")).or_default() += (bytes * mbs * neighbours) as u64;
+        }
+        Ok(())
+    }
+
+    /// Gradients down to their owners, parameters back.
+    fn gradients(&mut self, model: &ModelConfig, types: WireTypes) -> Result<(), Error> {
+        let (acc, storage) = (types.accumulation, types.storage);
+        let flat = flat_layout(model, self.layout, self.mesh, self.rank, acc.bytes())?;
+        for part in flat.parts() {
+            if part.len == 0 {
+                continue;
+            }
+            let all_reduce = CollectiveShape::AllReduce { len: part.len };
+            if let Some(place) = part.stages.iter().position(|&s| s == self.stage()) {
+                self.add("tie", (place, part.stages.len()), &all_reduce, acc, 1)?;
+            }
+            if !part.extra.is_empty() {
+                let ranks = self.mesh.group(self.rank, &part.extra);
+                let place = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
+                self.add("tp", (place, ranks.len()), &all_reduce, acc, 1)?;
+            }
+            let place = (part.place, part.places);
+            if self.layout.zero_stage == 0 {
+                self.add("dp", place, &all_reduce, acc, 1)?;
+            } else {
+                let counts = part.counts();
+                let scatter = CollectiveShape::ReduceScatter { counts: counts.clone() };
+                self.add("dp", place, &scatter, acc, 1)?;
+                self.add("dp", place, &CollectiveShape::AllGather { counts }, storage, 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The token count, the squared norm with its alarm, and the loss.
+    fn scalars(&mut self) -> Result<(), Error> {
+        let dp = (self.mesh.index(self.rank, Axis::Dp), self.layout.dp);
+        let world = (self.rank, self.mesh.world());
+        self.add("dp", dp, &CollectiveShape::AllReduce { len: 1 }, DType::F64, 1)?;
+        for len in SCALARS {
+            self.add("world", world, &CollectiveShape::AllReduce { len }, DType::F64, 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// Lengths of the all-reduces over all ranks at the end of a step: the squared norm, then
+/// [loss, stop].
+const SCALARS: [usize; 2] = [1, 2];

@@ -1,0 +1,167 @@
+//! The layers of one stage, run forward and backward: the mirrored list of calls.
+
+use std::ops::Range;
+
+use quintet_kernels::{
+    Attention, Backend, Collectives, CrossEntropy, Embedding, Gemm, Norm, Optimizer, Pointwise,
+    Rope, Scalar,
+};
+use quintet_parallel_layers::embedding::EmbeddingSaved;
+use quintet_parallel_layers::head::HeadSaved;
+use quintet_parallel_layers::{Block, Ctx, Layer, MicroBatch};
+use quintet_planner::model::StageLayer;
+use quintet_zero::{GradSync, ParamStore};
+
+use crate::failure::Failure;
+
+/// A device that can run the whole model: the one place where all ops are asked for at once.
+pub trait Device:
+    Backend + Gemm + Attention + Norm + Rope + Pointwise + Embedding + CrossEntropy + Optimizer
+{
+}
+impl<B> Device for B where
+    B: Backend + Gemm + Attention + Norm + Rope + Pointwise + Embedding + CrossEntropy + Optimizer
+{
+}
+
+/// What a layer leaves between its forward and its backward.
+pub enum LayerSaved<B: Device, C: Collectives<B>, E: Scalar> {
+    /// Of the embedding.
+    Embed(EmbeddingSaved<B::Buf<E>>),
+    /// Of a block.
+    Block(<Block as Layer<B, C, E>>::Saved),
+    /// Of the head.
+    Head(HeadSaved<B::Buf<E>, B::Buf<E::Acc>>),
+}
+
+/// What one microbatch leaves on a stage, layer by layer.
+pub struct StageSaved<B: Device, C: Collectives<B>, E: Scalar> {
+    batch: MicroBatch<B, E>,
+    layers: Vec<Option<LayerSaved<B, C, E>>>,
+}
+
+/// The layers of a stage.
+pub struct StageModel {
+    /// In forward order.
+    pub layers: Vec<StageLayer>,
+}
+
+/// What forward ends with.
+pub struct Forward<B: Device, C: Collectives<B>, E: Scalar> {
+    /// The activation for the next stage; none on the last.
+    pub output: Option<B::Buf<E>>,
+    /// The loss of each token; on the last stage alone.
+    pub loss_t: Option<B::Buf<E::Acc>>,
+    /// For backward.
+    pub saved: StageSaved<B, C, E>,
+}
+
+impl StageModel {
+    /// Runs a microbatch through the stage. `input` is what the stage before sent; none on the
+    /// first.
+    ///
+    /// # Errors
+    /// What a kernel or a collective fails with.
+    pub fn forward<B: Device, C: Collectives<B>, E: Scalar>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        params: &ParamStore<B, E>,
+        batch: MicroBatch<B, E>,
+        input: Option<B::Buf<E>>,
+    ) -> Result<Forward<B, C, E>, Failure> {
+        let (mut x, mut loss_t) = (input, None);
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for (index, layer) in self.layers.iter().enumerate() {
+            let views = params.views(index)?;
+            layers.push(Some(match layer {
+                StageLayer::Embed(embed) => {
+                    let (y, saved) = embed.forward(ctx, &batch, &views)?;
+                    x = Some(y);
+                    LayerSaved::Embed(saved)
+                }
+                StageLayer::Block(block) => {
+                    let (y, saved) = block.forward(ctx, &batch, &views, taken(&mut x)?)?;
+                    x = Some(y);
+                    LayerSaved::Block(saved)
+                }
+                StageLayer::Head(head) => {
+                    let (loss, saved) = head.forward(ctx, &batch, &views, taken(&mut x)?)?;
+                    loss_t = Some(loss);
+                    LayerSaved::Head(saved)
+                }
+            }));
+        }
+        Ok(Forward { output: x, loss_t, saved: StageSaved { batch, layers } })
+    }
+
+    /// Gradient of the input of the layers `run`, from the gradient `dx` of their output (none
+    /// where the run ends with the head). None comes back from the embedding.
+    ///
+    /// # Errors
+    /// As [`StageModel::forward`].
+    pub fn backward_input<B: Device, C: Collectives<B>, E: Scalar>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        params: &ParamStore<B, E>,
+        saved: &mut StageSaved<B, C, E>,
+        run: Range<usize>,
+        mut dx: Option<B::Buf<E>>,
+    ) -> Result<Option<B::Buf<E>>, Failure> {
+        for index in run.rev() {
+            let (views, batch) = (params.views(index)?, &saved.batch);
+            let left = saved.layers.get_mut(index).and_then(Option::as_mut);
+            dx = match (&self.layers[index], left) {
+                (StageLayer::Head(head), Some(LayerSaved::Head(left))) => {
+                    Some(head.backward_input(ctx, batch, &views, left)?)
+                }
+                (StageLayer::Block(block), Some(LayerSaved::Block(left))) => {
+                    Some(block.backward_input(ctx, batch, &views, left, taken(&mut dx)?)?)
+                }
+                (StageLayer::Embed(embed), Some(LayerSaved::Embed(left))) => {
+                    embed.backward_input(ctx, batch, left, taken(&mut dx)?)?;
+                    None
+                }
+                _ => return Err(out_of_order()),
+            };
+        }
+        Ok(dx)
+    }
+
+    /// Adds the gradients of the parameters of the layers `run`.
+    ///
+    /// # Errors
+    /// As [`StageModel::forward`].
+    pub fn backward_weight<B: Device, C: Collectives<B>, E: Scalar>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        saved: &mut StageSaved<B, C, E>,
+        run: Range<usize>,
+        grads: &mut GradSync<B, C, E>,
+    ) -> Result<(), Failure> {
+        for index in run.rev() {
+            let (mut views, batch) = (grads.views_mut(index)?, &saved.batch);
+            let left = saved.layers.get_mut(index).and_then(Option::take);
+            match (&self.layers[index], left) {
+                (StageLayer::Head(head), Some(LayerSaved::Head(left))) => {
+                    head.backward_weight(ctx, batch, left, &mut views)?;
+                }
+                (StageLayer::Block(block), Some(LayerSaved::Block(left))) => {
+                    block.backward_weight(ctx, batch, left, &mut views)?;
+                }
+                (StageLayer::Embed(embed), Some(LayerSaved::Embed(left))) => {
+                    embed.backward_weight(ctx, batch, left, &mut views)?;
+                }
+                _ => return Err(out_of_order()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn taken<T>(x: &mut Option<T>) -> Result<T, Failure> {
+    x.take().ok_or_else(out_of_order)
+}
+
+fn out_of_order() -> Failure {
+    Failure::aborted("the schedule asked for a layer's work before what it needs was there")
+}

@@ -1,0 +1,118 @@
+//! Runs a few steps of a layout and keeps everything that a proof looks at.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use quintet_collectives::transport::local::World;
+use quintet_kernels::{Cpu, Scalar};
+use quintet_zero::{gather_grads, gather_params};
+
+use crate::compare::Tensors;
+use crate::data::Samples;
+use crate::failure::Failure;
+use crate::groups::Aside;
+use crate::job::{Dtype, Job};
+use crate::rank::{Begin, Rank};
+use crate::schedule_lr::learning_rate;
+
+/// One step of a layout.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Step {
+    /// Mean loss over valid tokens.
+    pub loss: f64,
+    /// Valid tokens.
+    pub count: f64,
+    /// Norm of the gradient before clipping.
+    pub norm: f64,
+    /// Gradients before clipping, by name.
+    pub grads: Tensors,
+    /// Parameters after the update, by name.
+    pub params: Tensors,
+}
+
+/// The hash of what one rank holds of one parameter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Held {
+    /// Step after whose update it was taken.
+    pub step: u64,
+    /// The parameter.
+    pub name: String,
+    /// The part of the logical tensor.
+    pub part: Vec<Range<usize>>,
+    /// A hash of its bits.
+    pub hash: u64,
+}
+
+/// What a run of a layout leaves.
+#[derive(Debug, Clone, Default)]
+pub struct Record {
+    /// Step by step.
+    pub steps: Vec<Step>,
+    /// By rank: what it held after each step.
+    pub held: Vec<Vec<Held>>,
+    /// By rank: bytes sent by group, over all steps.
+    pub bytes: Vec<BTreeMap<String, u64>>,
+}
+
+/// Runs the job's steps from `begin`, as many rank threads as its layout has.
+///
+/// # Errors
+/// The first cause that ended the run.
+pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
+    match job.dtype {
+        Dtype::F64 => record_as::<f64>(job, samples, begin),
+        Dtype::F32 => record_as::<f32>(job, samples, begin),
+    }
+}
+
+fn record_as<E: Scalar>(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
+    let world = World::new(job.layout.world())?;
+    let ranks = world.go(|comm| {
+        let device = Cpu::new(job.threads_per_rank);
+        let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
+        let (mut steps, mut held) = (Vec::new(), Vec::new());
+        for step in 1..=job.steps {
+            let done = rank.accumulate(samples, step, false)?;
+            let grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
+            rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
+            let params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
+            held.extend(hashes(&rank, step)?);
+            if rank.rank == 0 {
+                let (loss, count, norm) = (done.loss, done.count, done.norm);
+                steps.push(Step { loss, count, norm, grads, params });
+            }
+        }
+        let bytes = rank.traffic().into_iter().map(|(name, t)| (name.to_string(), t.bytes));
+        Ok::<_, Failure>((steps, held, bytes.filter(|(_, b)| *b > 0).collect()))
+    })?;
+    let mut record = Record::default();
+    for (steps, held, bytes) in ranks {
+        record.steps.extend(steps);
+        record.held.push(held);
+        record.bytes.push(bytes);
+    }
+    Ok(record)
+}
+
+fn hashes<B, C, E>(rank: &Rank<'_, B, C, E>, step: u64) -> Result<Vec<Held>, Failure>
+where
+    B: crate::model::Device,
+    C: quintet_kernels::Collectives<B> + crate::groups::Counted,
+    E: Scalar,
+{
+    let mut all = Vec::new();
+    for entry in rank.params.layout().entries() {
+        let mut hasher = DefaultHasher::new();
+        for value in rank.params.read(entry)? {
+            value.to_f64().to_bits().hash(&mut hasher);
+        }
+        all.push(Held {
+            step,
+            name: entry.spec.name.clone(),
+            part: entry.spec.local_box(&rank.mesh, rank.rank),
+            hash: hasher.finish(),
+        });
+    }
+    Ok(all)
+}

@@ -1,0 +1,267 @@
+//! One training step of one rank, all of it.
+//!
+//! ```text
+//! count      valid tokens of the whole batch                all-reduce over dp
+//! run        the schedule's actions: forward, backward, sends; a bucket whose last microbatch
+//!            is through starts its reduction while earlier layers still run backward
+//! finish     wait for the reductions
+//! norm       sum of squares, each logical element once      all-reduce over the world
+//! update     optimizer on what this rank owns, then parameters to where they are used
+//! ```
+
+use std::collections::BTreeMap;
+
+use quintet_collectives::ReduceOp;
+use quintet_kernels::{Collectives, Float, Scalar, Tag};
+use quintet_parallel_layers::Ctx;
+use quintet_parallel_layers::pipeline::{Action, Moment, StageTime, Work};
+use quintet_zero::{GradSync, ParamStore, clip_factor, grad_norm};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::data::{Sample, Samples};
+use crate::failure::Failure;
+use crate::groups::{Counted, Groups};
+use crate::microbatch::upload;
+use crate::model::{Device, StageModel, StageSaved};
+use crate::rank::Rank;
+
+/// What the forward and backward passes of a step leave, equal on every rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gradients {
+    /// Mean loss in nats per valid token of the whole batch; 0 where there is none.
+    pub loss: f64,
+    /// Valid tokens of the whole batch.
+    pub count: f64,
+    /// Global norm of the gradient, before clipping.
+    pub norm: f64,
+    /// Whether some rank was asked to stop.
+    pub stop: bool,
+    /// CPU time of this stage's passes, summed over the step.
+    pub times: StageTime,
+}
+
+impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
+    /// Forward, backward and the sums of the gradients. `stop` asks all ranks to stop together.
+    ///
+    /// # Errors
+    /// Where a kernel or a peer fails, or a loss or gradient is not finite (on all ranks alike,
+    /// naming the parameter and the rank).
+    pub fn accumulate(
+        &mut self,
+        samples: &Samples,
+        step: u64,
+        stop: bool,
+    ) -> Result<Gradients, Failure> {
+        let micro = self.job.batch.micro_batch;
+        let mine: Vec<Vec<Sample>> = self
+            .microbatches()
+            .map(|m| samples.microbatch(step, m as u64, micro))
+            .collect();
+        let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
+        let count = self.sum(&self.groups.data, [valid as f64])?[0];
+        self.grads.zero()?;
+        let actions = self.schedule.actions(self.stage_index());
+        let mut pass = Pass {
+            ctx: Ctx { device: &self.device, tp: &self.groups.tp },
+            groups: &self.groups,
+            model: &self.model,
+            segments: &self.segments,
+            params: &self.params,
+            grads: Some(&mut self.grads),
+            microbatches: &mine,
+            weight: if count > 0.0 { 1.0 / count } else { 0.0 },
+            saved: BTreeMap::new(),
+            loss: 0.0,
+            clock: 0.0,
+            times: StageTime::default(),
+        };
+        self.stage.run(&actions, &mut pass)?;
+        let (loss, times) = (pass.loss, pass.times);
+        self.grads.finish(&self.groups)?;
+        let [loss, stop] = self.sum(&self.groups.world, [loss, f64::from(u8::from(stop))])?;
+        let loss = if count > 0.0 { loss / count } else { 0.0 };
+        let norm = grad_norm(&self.device, &[&self.grads], &self.groups)?;
+        if !loss.is_finite() {
+            return Err(Failure::aborted(format!("the loss of step {step} is {loss}, though every gradient is finite")));
+        }
+        Ok(Gradients { loss, count, norm, stop: stop > 0.0, times })
+    }
+
+    /// The optimizer's step on what [`Rank::accumulate`] summed.
+    ///
+    /// # Errors
+    /// Where a kernel or a peer fails.
+    pub fn update(&mut self, lr: f64, norm: f64) -> Result<(), Failure> {
+        let limit = self.job.optimizer.clip_grad;
+        let scale = if limit > 0.0 { clip_factor(norm, limit) } else { 1.0 };
+        Ok(self.optimizer.step(&mut self.params, &self.grads, &self.groups, lr, scale)?)
+    }
+
+    /// Sum of the token losses over microbatches, forward alone, and the number of valid tokens,
+    /// over all ranks. Every replica must be given the same number of microbatches, each of the
+    /// job's shape.
+    ///
+    /// # Errors
+    /// As [`Rank::accumulate`].
+    pub fn evaluate(&mut self, microbatches: &[Vec<Sample>]) -> Result<(f64, f64), Failure> {
+        let valid: usize = microbatches.iter().flatten().map(Sample::valid).sum();
+        let actions = forward_only(&self.schedule, microbatches.len(), self.stage_index())?;
+        let mut pass = Pass {
+            ctx: Ctx { device: &self.device, tp: &self.groups.tp },
+            groups: &self.groups,
+            model: &self.model,
+            segments: &self.segments,
+            params: &self.params,
+            grads: None,
+            microbatches,
+            weight: 1.0,
+            saved: BTreeMap::new(),
+            loss: 0.0,
+            clock: 0.0,
+            times: StageTime::default(),
+        };
+        self.stage.run(&actions, &mut pass)?;
+        let loss = pass.loss;
+        // Each replica's tokens are counted once: on the rank that also reports their loss.
+        let last = self.stage_index() + 1 == self.job.layout.pp && self.groups.tp.rank() == 0;
+        let valid = if last { valid as f64 } else { 0.0 };
+        let [loss, valid] = self.sum(&self.groups.world, [loss, valid])?;
+        Ok((loss, valid))
+    }
+
+    /// The sum of a few numbers over a group.
+    pub(crate) fn sum<const N: usize>(&self, group: &C, values: [f64; N]) -> Result<[f64; N], Failure> {
+        let mut buf = self.device.upload(Tag::Scratch, &values)?;
+        if group.world() > 1 {
+            group.all_reduce(B::whole_mut(&mut buf), ReduceOp::Sum)?;
+        }
+        let mut sum = [0.0; N];
+        self.device.download(B::whole(&buf), &mut sum)?;
+        Ok(sum)
+    }
+}
+
+/// The work of a stage during one step: what the pipeline's actions act on.
+struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
+    ctx: Ctx<'a, B, C>,
+    groups: &'a Groups<C>,
+    model: &'a StageModel,
+    segments: &'a [std::ops::Range<usize>],
+    params: &'a ParamStore<B, E>,
+    /// None in an evaluation, which saves nothing for backward either.
+    grads: Option<&'a mut GradSync<B, C, E>>,
+    microbatches: &'a [Vec<Sample>],
+    weight: f64,
+    saved: BTreeMap<usize, StageSaved<B, C, E>>,
+    loss: f64,
+    clock: f64,
+    times: StageTime,
+}
+
+impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
+    type Error = Failure;
+
+    fn gather(&mut self, _chunk: usize) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn release(&mut self, _chunk: usize) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        mb: usize,
+        _chunk: usize,
+        input: Option<B::Buf<E>>,
+    ) -> Result<Option<B::Buf<E>>, Failure> {
+        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
+        let done = self.model.forward(&self.ctx, self.params, batch, input)?;
+        if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
+            self.loss += self.total(&loss_t)?;
+        }
+        if self.grads.is_some() {
+            self.saved.insert(mb, done.saved);
+        }
+        Ok(done.output)
+    }
+
+    fn backward_input(
+        &mut self,
+        mb: usize,
+        _chunk: usize,
+        segment: usize,
+        dout: Option<B::Buf<E>>,
+    ) -> Result<Option<B::Buf<E>>, Failure> {
+        let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
+        let run = self.segments[segment].clone();
+        self.model.backward_input(&self.ctx, self.params, saved, run, dout)
+    }
+
+    fn backward_weight(&mut self, mb: usize, _chunk: usize, segment: usize) -> Result<(), Failure> {
+        let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
+        let grads = self.grads.as_deref_mut().ok_or_else(unsaved)?;
+        let run = self.segments[segment].clone();
+        self.model.backward_weight(&self.ctx, saved, run, grads)?;
+        if segment + 1 == self.segments.len() {
+            self.saved.remove(&mb);
+        }
+        Ok(())
+    }
+
+    fn reduce_grads(&mut self, _chunk: usize, bucket: usize) -> Result<(), Failure> {
+        let grads = self.grads.as_deref_mut().ok_or_else(unsaved)?;
+        Ok(grads.reduce(self.groups, bucket)?)
+    }
+
+    fn on_action(&mut self, action: &Action, moment: Moment) {
+        let now = thread_seconds();
+        if moment == Moment::End {
+            let time = now - self.clock;
+            match action {
+                Action::Forward { .. } => self.times.forward += time,
+                Action::BackwardInput { .. } => self.times.backward_input += time,
+                Action::BackwardWeight { .. } => self.times.backward_weight += time,
+                _ => {}
+            }
+        }
+        self.clock = now;
+    }
+}
+
+impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
+    /// The sum of the token losses, in f64 and token order.
+    fn total(&self, loss_t: &B::Buf<E::Acc>) -> Result<f64, Failure> {
+        let mut host = vec![E::Acc::from_f64(0.0); B::len(B::whole(loss_t))];
+        self.ctx.device.download(B::whole(loss_t), &mut host)?;
+        Ok(host.iter().map(|loss| loss.to_f64()).sum())
+    }
+}
+
+/// The forward half of a schedule over `microbatches`.
+fn forward_only(
+    schedule: &quintet_parallel_layers::pipeline::Schedule,
+    microbatches: usize,
+    stage: usize,
+) -> Result<Vec<Action>, Failure> {
+    use quintet_parallel_layers::pipeline::Schedule;
+    let ones = vec![1; schedule.stages() * schedule.chunks()];
+    let all = Schedule::new(schedule.kind(), schedule.stages(), microbatches, &ones)?;
+    let forward = |action: &Action| {
+        matches!(
+            action,
+            Action::RecvForward { .. } | Action::Forward { .. } | Action::SendForward { .. }
+        )
+    };
+    Ok(all.actions(stage).into_iter().filter(forward).collect())
+}
+
+fn unsaved() -> Failure {
+    Failure::aborted("backward was asked for a microbatch that forward has not seen")
+}
+
+/// CPU time of this thread, in seconds: what work costs, whoever else has the core.
+fn thread_seconds() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+}

@@ -1,0 +1,235 @@
+//! The proof: a layout, the oracle and the twin run the same steps and are compared after each.
+//!
+//! ```text
+//! layout   these crates, as cut          compared with   oracle   plain f64, one device, no code in common
+//!                                                        twin     these crates at world 1, bit for bit
+//! bytes    counted on the transports     compared with   planner  worked out before the first message
+//! copies   of a value on several ranks   compared with   each other, by hash
+//! ```
+
+use std::collections::BTreeMap;
+
+use quintet_collectives::DType;
+use quintet_planner::traffic::{self, WireTypes};
+use quintet_planner::Layout;
+use serde::Serialize;
+
+use crate::compare::{Difference, Tensors, compare, relative_scalar};
+use crate::data::Samples;
+use crate::failure::Failure;
+use crate::job::{Dtype, Job, OptimizerKind};
+use crate::oracle::{self, AdamW, Params, Sgd};
+use crate::rank::Begin;
+use crate::record::{Record, Step, record};
+use crate::schedule_lr::learning_rate;
+
+/// What a proof found; `--json` prints it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verdict {
+    /// Whether everything holds.
+    pub ok: bool,
+    /// Steps compared.
+    pub steps: u64,
+    /// Worst relative difference of the loss from the oracle's.
+    pub loss_rel: f64,
+    /// Worst relative difference of a gradient (see [`Difference`]).
+    pub grad_rel_max: f64,
+    /// The parameter in which it was found.
+    pub worst: String,
+    /// Worst relative difference of a parameter after an update.
+    pub param_rel_max: f64,
+    /// Worst relative difference of the gradient's norm.
+    pub grad_norm_rel: f64,
+    /// The bound that all of these must stay below.
+    pub bound: f64,
+    /// Which quantities have the twin's bits.
+    pub bit_equal: BitEqual,
+    /// The first copies that differ; empty where none do.
+    pub copies_differ: String,
+    /// Bytes sent by group, worked out before the first message.
+    pub bytes_predicted: BTreeMap<String, u64>,
+    /// Bytes sent by group, counted.
+    pub bytes_counted: BTreeMap<String, u64>,
+}
+
+/// Which quantities have the twin's bits, over all steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BitEqual {
+    /// The loss.
+    pub loss: bool,
+    /// Every gradient.
+    pub grads: bool,
+    /// The norm.
+    pub grad_norm: bool,
+    /// Every parameter.
+    pub params: bool,
+}
+
+/// The bound on relative differences from the oracle, by type.
+#[must_use]
+pub fn bound(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F64 => 1e-9,
+        Dtype::F32 => 1e-4,
+    }
+}
+
+/// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
+/// twin.
+///
+/// # Errors
+/// Where one of them cannot run; a difference is no error but a verdict.
+pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
+    let predicted = predicted(job)?;
+    let ours = record(job, samples, Begin::Random)?;
+    let twin = record(&twin_of(job), samples, Begin::Random)?;
+    let truth = oracle_steps(job, samples)?;
+    let mut verdict = judge(job, &ours, &twin.steps, &truth);
+    verdict.bytes_counted = traffic::total(&ours.bytes);
+    verdict.bytes_predicted = predicted;
+    verdict.ok &= verdict.bytes_predicted == verdict.bytes_counted;
+    Ok(verdict)
+}
+
+/// Bytes by group over all ranks and steps, before anything has run.
+fn predicted(job: &Job) -> Result<BTreeMap<String, u64>, Failure> {
+    let dtype = match job.dtype {
+        Dtype::F64 => DType::F64,
+        Dtype::F32 => DType::F32,
+    };
+    let types = WireTypes { storage: dtype, accumulation: dtype };
+    let step = traffic::step(&job.model, &job.layout, &job.batch, types)?;
+    let total = traffic::total(&step).into_iter();
+    Ok(total.map(|(group, bytes)| (group, bytes * job.steps)).filter(|(_, b)| *b > 0).collect())
+}
+
+/// The same job on one rank, microbatch for microbatch.
+#[must_use]
+pub fn twin_of(job: &Job) -> Job {
+    Job { layout: Layout::single(), ..job.clone() }
+}
+
+/// The oracle's steps.
+fn oracle_steps(job: &Job, samples: &Samples) -> Result<Vec<Step>, Failure> {
+    let mut params = oracle::init_random(&job.model, job.seed);
+    let mut optimizer = OracleOptimizer::new(job);
+    (1..=job.steps)
+        .map(|step| optimizer.step(job, samples, step, &mut params))
+        .collect()
+}
+
+/// The oracle's optimizer, as the job asks for it.
+pub struct OracleOptimizer {
+    /// The rule and its state.
+    pub rule: OracleRule,
+}
+
+/// The oracle's rules.
+pub enum OracleRule {
+    /// Plain descent.
+    Sgd(Sgd),
+    /// AdamW with its moments.
+    AdamW(Box<AdamW>),
+}
+
+impl OracleOptimizer {
+    /// At the first step.
+    #[must_use]
+    pub fn new(job: &Job) -> Self {
+        let o = &job.optimizer;
+        let rule = match o.kind {
+            OptimizerKind::Sgd => OracleRule::Sgd(Sgd::new(&job.model, o.weight_decay)),
+            OptimizerKind::AdamW => {
+                let betas = (o.beta1, o.beta2);
+                OracleRule::AdamW(Box::new(AdamW::new(&job.model, betas, o.eps, o.weight_decay)))
+            }
+        };
+        Self { rule }
+    }
+
+    /// One step of the oracle from `params`, which it updates.
+    ///
+    /// # Errors
+    /// Where the oracle refuses the model or the data.
+    pub fn step(
+        &mut self,
+        job: &Job,
+        samples: &Samples,
+        step: u64,
+        params: &mut Params,
+    ) -> Result<Step, Failure> {
+        let batch = samples.batch(step, job.batch.global_batch);
+        let done = oracle::step(&job.model, params, &batch)?;
+        let (grads, norm) = (done.grads.clone(), oracle::grad_norm(&done.grads));
+        let mut clipped = done.grads;
+        if job.optimizer.clip_grad > 0.0 {
+            oracle::clip(&mut clipped, job.optimizer.clip_grad);
+        }
+        let lr = learning_rate(step, job.steps, &job.optimizer);
+        match &mut self.rule {
+            OracleRule::Sgd(sgd) => sgd.step(params, &clipped, lr)?,
+            OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
+        }
+        let (loss, count) = (done.loss, done.count as f64);
+        Ok(Step { loss, count, norm, grads, params: params.clone() })
+    }
+}
+
+fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
+    let bound = bound(job.dtype);
+    let mut worst = Difference::default();
+    let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let mut bits = BitEqual { loss: true, grads: true, grad_norm: true, params: true };
+    let mut ok = ours.steps.len() as u64 == job.steps;
+    for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
+        let grads = compare(&x.grads, &r.grads);
+        if grads.relative >= worst.relative {
+            worst = grads;
+        }
+        loss_rel = loss_rel.max(relative_scalar(x.loss, r.loss));
+        norm_rel = norm_rel.max(relative_scalar(x.norm, r.norm));
+        param_rel = param_rel.max(compare(&x.params, &r.params).relative);
+        ok &= x.count == r.count;
+        bits.loss &= x.loss.to_bits() == t.loss.to_bits();
+        bits.grad_norm &= x.norm.to_bits() == t.norm.to_bits();
+        bits.grads &= same(&x.grads, &t.grads);
+        bits.params &= same(&x.params, &t.params);
+    }
+    let copies_differ = differing_copies(ours);
+    let within = |value: f64| value < bound;
+    ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
+    Verdict {
+        ok: ok && copies_differ.is_empty(),
+        steps: job.steps,
+        loss_rel,
+        grad_rel_max: worst.relative,
+        worst: worst.worst,
+        param_rel_max: param_rel,
+        grad_norm_rel: norm_rel,
+        bound,
+        bit_equal: bits,
+        copies_differ,
+        bytes_predicted: BTreeMap::new(),
+        bytes_counted: BTreeMap::new(),
+    }
+}
+
+fn same(a: &Tensors, b: &Tensors) -> bool {
+    compare(a, b).bit_equal
+}
+
+/// The first value of which two ranks hold copies that differ.
+fn differing_copies(ours: &Record) -> String {
+    let mut first = BTreeMap::new();
+    for (rank, held) in ours.held.iter().enumerate() {
+        for h in held {
+            let part: Vec<_> = h.part.iter().map(|r| (r.start, r.end)).collect();
+            let (holder, hash) =
+                *first.entry((h.step, &h.name, part)).or_insert((rank, h.hash));
+            if hash != h.hash {
+                return format!("{} differs between ranks {holder} and {rank} after step {}", h.name, h.step);
+            }
+        }
+    }
+    String::new()
+}

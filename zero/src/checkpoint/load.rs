@@ -1,0 +1,426 @@
+//! Reading: everything is checked on all ranks before anything changes on any.
+//!
+//! ```text
+//! find -> meta.json -> per file: length, crc32, header, tensors -> staging on the host
+//!      -> every element there once -> upload beside -> all ranks agree -> swap
+//! ```
+
+use std::borrow::ToOwned;
+use std::collections::{BTreeMap, BTreeSet};
+use std::format;
+use std::path::{Path, PathBuf};
+use std::string::String;
+use std::vec::Vec;
+
+use quintet_kernels::{Collectives, Float, Optimizer, Scalar, Tag};
+use safetensors::Dtype;
+
+use super::format::{self as form, Meta};
+use super::{Target, agree, below, cannot, refused};
+use crate::optimizer::Loaded;
+use crate::{Error, Groups, groups};
+
+/// The newest checkpoint of `root`, or `root` itself where it is one; and its meta.json.
+///
+/// # Errors
+/// [`Error::Checkpoint`] where there is none, or its meta.json is torn, foreign or newer.
+pub fn find(root: &Path) -> Result<(PathBuf, Meta), Error> {
+    let mut folder = root.to_path_buf();
+    if !root.join("meta.json").exists() {
+        let latest = root.join("latest");
+        let name = std::fs::read_to_string(&latest).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => refused(
+                root,
+                "there is neither `latest` nor meta.json in this folder",
+            ),
+            _ => cannot("read", &latest, e),
+        })?;
+        let name = name.strip_suffix('\n').filter(|n| form::is_folder(n));
+        folder = root.join(name.ok_or_else(|| refused(root, "`latest` names no step"))?);
+    }
+    let path = folder.join("meta.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| cannot("read", &path, e))?;
+    let meta = form::read_meta(&text).map_err(|e| refused(&folder, e))?;
+    Ok((folder, meta))
+}
+
+/// Loads the newest checkpoint of `root`, or `root` itself where it is one, into this rank's
+/// chunks, on all ranks together; saved under any layout.
+///
+/// # Errors
+/// [`Error::Checkpoint`] with one sentence, the same on all ranks; nothing is changed then.
+pub fn load<B: Optimizer, C: Collectives<B>, E: Scalar>(
+    root: &Path,
+    device: &B,
+    groups: &impl Groups<C>,
+    chunks: &mut [Target<'_, B, E>],
+) -> Result<Meta, Error> {
+    let Some(first) = chunks.first() else {
+        return Err(Error::Checkpoint("there is nothing to load into".into()));
+    };
+    let layout = first.params.layout().clone();
+    let world = groups::world(groups, &layout)?;
+    let (read, error) = match read(root, device, chunks) {
+        Ok(read) => (Some(read), None),
+        Err(error) => (None, Some(error)),
+    };
+    let names: BTreeSet<&String> = chunks
+        .iter()
+        .flat_map(|c| c.params.layout().entries())
+        .map(|e| &e.spec.name)
+        .collect();
+    let mine: BTreeSet<String> = names.into_iter().cloned().collect();
+    let all = agree(device, world, error.map_or(Ok(mine), Err))?;
+    let Some(Read {
+        folder,
+        meta,
+        chunks: loaded,
+    }) = read
+    else {
+        return Err(refused(root, "it was not read"));
+    };
+    let known: BTreeSet<&String> = all.iter().flatten().collect();
+    if let Some(name) = meta.shapes.keys().find(|n| !known.contains(n)) {
+        return Err(refused(
+            &folder,
+            format!("it holds {name}, which this model has not"),
+        ));
+    }
+    for (chunk, (params, state)) in chunks.iter_mut().zip(loaded) {
+        chunk.params.replace(params);
+        if let (Some(optimizer), Some(state)) = (&mut chunk.optimizer, state) {
+            optimizer.replace(meta.optimizer.steps, state);
+        }
+    }
+    Ok(meta)
+}
+
+/// A checkpoint on the device, beside what is there.
+struct Read<B: Optimizer, E: Scalar> {
+    folder: PathBuf,
+    meta: Meta,
+    chunks: Vec<(Vec<B::Buf<E>>, Option<Vec<Loaded<B, E>>>)>,
+}
+
+fn read<B: Optimizer, E: Scalar>(
+    root: &Path,
+    device: &B,
+    chunks: &[Target<'_, B, E>],
+) -> Result<Read<B, E>, Error> {
+    let (folder, meta) = find(root)?;
+    let with_state = chunks.iter().any(|c| c.optimizer.is_some());
+    fits(&meta, chunks).map_err(|e| refused(&folder, e))?;
+    let mut staging = Staging::new(chunks);
+    let mut cover = Cover::default();
+    for file in &meta.files {
+        if !form::is_ours(&file.path) {
+            return Err(refused(
+                &folder,
+                format!("it lists the foreign file {}", file.path),
+            ));
+        }
+        if !with_state && file.path.starts_with("optim/") {
+            continue;
+        }
+        let path = below(&folder, &file.path);
+        let bytes = std::fs::read(&path).map_err(|e| cannot("read", &path, e))?;
+        if bytes.len() as u64 != file.bytes {
+            let (got, want) = (bytes.len(), file.bytes);
+            return Err(refused(
+                &path,
+                format!("torn: {got} bytes where {want} were written"),
+            ));
+        }
+        if crc32fast::hash(&bytes) != file.crc32 {
+            return Err(refused(
+                &path,
+                "changed since it was written (its crc32 differs)",
+            ));
+        }
+        take(&meta, &file.path, &bytes, &mut staging, &mut cover).map_err(|e| refused(&path, e))?;
+    }
+    cover
+        .complete(&meta, with_state)
+        .map_err(|e| refused(&folder, e))?;
+    let chunks = staging.upload(device)?;
+    Ok(Read {
+        folder,
+        meta,
+        chunks,
+    })
+}
+
+/// Whether the checkpoint is of this model, type and rule.
+fn fits<B: Optimizer, E: Scalar>(meta: &Meta, chunks: &[Target<'_, B, E>]) -> Result<(), String> {
+    if meta.dtype != E::NAME {
+        return Err(format!(
+            "its parameters are {}, this run's are {}",
+            meta.dtype,
+            E::NAME
+        ));
+    }
+    for Target { params, optimizer } in chunks {
+        for entry in params.layout().entries() {
+            let (name, shape) = (&entry.spec.name, &entry.spec.shape);
+            match meta.shapes.get(name) {
+                Some(saved) if saved == shape => {}
+                Some(saved) => {
+                    return Err(format!(
+                        "{name} has shape {saved:?}, this model's {shape:?}"
+                    ));
+                }
+                None => return Err(format!("it lacks {name}")),
+            }
+        }
+        if let Some(o) = optimizer {
+            let (saved, kinds) = (&meta.optimizer, o.kinds());
+            if saved.rule != o.rule().name() || saved.kinds != kinds {
+                let (rule, here) = (&saved.rule, o.rule().name());
+                return Err(format!(
+                    "its optimizer is {rule} with {:?}, this run's {here} with {kinds:?}",
+                    saved.kinds
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes what is needed of one file.
+fn take<E: Scalar>(
+    meta: &Meta,
+    path: &str,
+    bytes: &[u8],
+    staging: &mut Staging<E>,
+    cover: &mut Cover,
+) -> Result<(), String> {
+    let (header, tensors) = form::read_file(bytes)?;
+    if header.path != path || header.step != meta.step {
+        return Err(format!(
+            "it was written as {} of step {}",
+            header.path, header.step
+        ));
+    }
+    let model = path.starts_with("model/");
+    for (tensor, view) in tensors.iter() {
+        let (kind, name) = match tensor.split_once('/') {
+            _ if model => (None, tensor),
+            Some((kind, name)) => (meta.optimizer.kinds.iter().position(|k| k == kind), name),
+            None => (None, tensor),
+        };
+        if !model && kind.is_none() {
+            return Err(format!("{tensor} is no state of {}", meta.optimizer.rule));
+        }
+        let len = meta.shapes.get(name).and_then(|s| len(s));
+        let len = len.ok_or_else(|| format!("{name} is not among the shapes of meta.json"))?;
+        let runs = header
+            .runs
+            .get(name)
+            .ok_or_else(|| format!("no runs for {name}"))?;
+        let inside = |&(start, n): &(usize, usize)| start.checked_add(n).is_some_and(|e| e <= len);
+        if !runs.iter().all(inside) {
+            return Err(format!("a run of {name} ends beyond its {len} elements"));
+        }
+        let held: usize = runs.iter().map(|(_, n)| n).sum();
+        if view.shape() != [held] {
+            return Err(format!(
+                "{tensor} has {:?} elements, its runs {held}",
+                view.shape()
+            ));
+        }
+        let dtype = if model {
+            form::dtype::<E>()
+        } else {
+            form::dtype::<E::Acc>()
+        }?;
+        if view.dtype() != dtype {
+            return Err(format!(
+                "{tensor} is {:?} where {dtype:?} is stated",
+                view.dtype()
+            ));
+        }
+        cover.add(kind, name, runs);
+        staging.put(kind, name, runs, view.data(), dtype);
+    }
+    Ok(())
+}
+
+fn len(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1_usize, |len, &n| len.checked_mul(n))
+}
+
+/// Which logical elements have been seen: runs by kind (none: the parameter) and name.
+#[derive(Default)]
+struct Cover(BTreeMap<(Option<usize>, String), Vec<(usize, usize)>>);
+
+impl Cover {
+    fn add(&mut self, kind: Option<usize>, name: &str, runs: &[(usize, usize)]) {
+        self.0
+            .entry((kind, name.to_owned()))
+            .or_default()
+            .extend(runs);
+    }
+
+    /// Every element of every shape once, for every kind.
+    fn complete(mut self, meta: &Meta, with_state: bool) -> Result<(), String> {
+        let kinds = if with_state {
+            meta.optimizer.kinds.len()
+        } else {
+            0
+        };
+        for kind in core::iter::once(None).chain((0..kinds).map(Some)) {
+            let what = kind.map_or("parameter", |k| &meta.optimizer.kinds[k]);
+            for (name, shape) in &meta.shapes {
+                let mut runs = self.0.remove(&(kind, name.clone())).unwrap_or_default();
+                runs.retain(|(_, n)| *n > 0);
+                runs.sort_unstable();
+                let mut at = 0;
+                for (start, n) in runs {
+                    if start != at {
+                        let fault = if start > at { "missing" } else { "there twice" };
+                        let at = at.min(start);
+                        return Err(format!("{what} {name}: element {at} is {fault}"));
+                    }
+                    at += n;
+                }
+                if Some(at) != len(shape) {
+                    return Err(format!("{what} {name}: element {at} is missing"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Host copies of what this rank needs.
+struct Staging<E: Scalar> {
+    chunks: Vec<Chunk<E>>,
+    /// By name: where its elements go.
+    needs: BTreeMap<String, Need>,
+}
+
+struct Chunk<E: Scalar> {
+    params: Vec<Vec<E>>,
+    /// Per part, per kind.
+    state: Option<Vec<Vec<Vec<E::Acc>>>>,
+    moments: usize,
+}
+
+#[derive(Default)]
+struct Need {
+    chunk: usize,
+    part: usize,
+    /// `(logical, index in the buffer, length)`, ascending.
+    params: Vec<(usize, usize, usize)>,
+    state: Vec<(usize, usize, usize)>,
+}
+
+impl<E: Scalar> Staging<E> {
+    fn new<B: Optimizer>(targets: &[Target<'_, B, E>]) -> Self {
+        let (mut chunks, mut needs) = (Vec::new(), BTreeMap::new());
+        for (chunk, Target { params, optimizer }) in targets.iter().enumerate() {
+            let layout = params.layout();
+            let zeros = |len| alloc::vec![E::from_f64(0.0); len];
+            let state = optimizer.as_ref().map(|o| {
+                let zeros = |part| {
+                    let len = o.partition().state(part).len();
+                    alloc::vec![alloc::vec![E::Acc::from_f64(0.0); len]; o.kinds().len()]
+                };
+                (0..layout.parts().len()).map(zeros).collect()
+            });
+            let moments = optimizer.as_ref().map_or(0, |o| o.rule().moments().len());
+            let params = layout.parts().iter().map(|p| zeros(p.len)).collect();
+            chunks.push(Chunk {
+                params,
+                state,
+                moments,
+            });
+            for entry in layout.entries() {
+                let part = entry.part;
+                let runs = |range, from| {
+                    let runs = layout.runs(entry, &range).into_iter();
+                    let mut runs: Vec<_> = runs.map(|(at, i, n)| (i, at - from, n)).collect();
+                    runs.sort_unstable();
+                    runs
+                };
+                let own = optimizer
+                    .as_ref()
+                    .map_or(0..0, |o| o.partition().state(part));
+                let params = runs(entry.range(), 0);
+                let state = runs(own.clone(), own.start);
+                needs.insert(
+                    entry.spec.name.clone(),
+                    Need {
+                        chunk,
+                        part,
+                        params,
+                        state,
+                    },
+                );
+            }
+        }
+        Self { chunks, needs }
+    }
+
+    fn put(
+        &mut self,
+        kind: Option<usize>,
+        name: &str,
+        runs: &[(usize, usize)],
+        bytes: &[u8],
+        dtype: Dtype,
+    ) {
+        let Some(need) = self.needs.get(name) else {
+            return;
+        };
+        let chunk = &mut self.chunks[need.chunk];
+        let (to, wanted): (&mut [u8], _) = match (kind, &mut chunk.state) {
+            (None, _) => (
+                bytemuck::cast_slice_mut(&mut chunk.params[need.part]),
+                &need.params,
+            ),
+            (Some(kind), Some(state)) => (
+                bytemuck::cast_slice_mut(&mut state[need.part][kind]),
+                &need.state,
+            ),
+            (Some(_), None) => return,
+        };
+        let width = dtype.bitsize() / 8;
+        let mut from = 0;
+        for &(start, n) in runs {
+            let first = wanted.partition_point(|&(logical, _, len)| logical + len <= start);
+            for &(logical, at, len) in wanted[first..].iter().take_while(|w| w.0 < start + n) {
+                let (low, high) = (logical.max(start), (logical + len).min(start + n));
+                let source = (from + low - start) * width..(from + high - start) * width;
+                let target = (at + low - logical) * width..(at + high - logical) * width;
+                to[target].copy_from_slice(&bytes[source]);
+            }
+            from += n;
+        }
+    }
+
+    fn upload<B: Optimizer>(
+        self,
+        device: &B,
+    ) -> Result<Vec<(Vec<B::Buf<E>>, Option<Vec<Loaded<B, E>>>)>, Error> {
+        let mut loaded = Vec::new();
+        for Chunk {
+            params,
+            state,
+            moments,
+        } in self.chunks
+        {
+            let params = params.iter().map(|host| device.upload(Tag::Param, host));
+            let params = params.collect::<Result<Vec<_>, _>>()?;
+            let part = |kinds: Vec<Vec<E::Acc>>| {
+                let kinds = kinds.iter().map(|host| device.upload(Tag::Optimizer, host));
+                let mut kinds = kinds.collect::<Result<Vec<_>, _>>()?;
+                let master = kinds.drain(moments.min(kinds.len())..).next();
+                Ok::<_, Error>((kinds, master))
+            };
+            let state = state.map(|s| s.into_iter().map(part).collect::<Result<Vec<_>, _>>());
+            loaded.push((params, state.transpose()?));
+        }
+        Ok(loaded)
+    }
+}

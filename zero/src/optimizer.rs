@@ -1,0 +1,335 @@
+//! The optimizer on what this rank keeps state for: everything, or its chunk of each part.
+//!
+//! ```text
+//! part      | w            | b    | norm     |        decay splits a chunk by entry
+//! rank 1            [..............]                  m, v (and master weights of bf16) live here
+//! step              wwwwwwww|bbbbbb
+//! then              all-gather of the parameters, over the replicas
+//! ```
+//!
+//! Steps are elementwise, so that stages 0 and 1 have the same bits.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::{Any, TypeId};
+use core::ops::Range;
+
+use quintet_kernels::backend::slice_mut;
+use quintet_kernels::{AdamWSpec, Backend, Collectives, Float, Optimizer, Scalar, SgdSpec, Tag};
+
+use crate::{Error, FlatLayout, GradSync, Groups, ParamStore, Partition};
+
+/// The rule of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// Loshchilov and Hutter 2019.
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the second moment.
+        eps: f64,
+        /// Decoupled weight decay, for parameters that take any.
+        weight_decay: f64,
+    },
+    /// Plain gradient descent.
+    Sgd {
+        /// Weight decay, for parameters that take any.
+        weight_decay: f64,
+    },
+}
+
+impl Rule {
+    /// Its name in checkpoints and on the command line.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Rule::AdamW { .. } => "adamw",
+            Rule::Sgd { .. } => "sgd",
+        }
+    }
+
+    /// The state it keeps beside master weights, by name.
+    #[must_use]
+    pub const fn moments(&self) -> &'static [&'static str] {
+        match self {
+            Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Rule::Sgd { .. } => &[],
+        }
+    }
+}
+
+/// Moments, master weights and the number of steps taken.
+pub struct ShardedOptimizer<B: Optimizer, E: Scalar> {
+    device: B,
+    partition: Partition,
+    rule: Rule,
+    step: u64,
+    parts: Vec<State<B, E>>,
+}
+
+/// State of one part, for `range` of it.
+struct State<B: Backend, E: Scalar> {
+    range: Range<usize>,
+    /// In the order of [`Rule::moments`].
+    moments: Vec<B::Buf<E::Acc>>,
+    /// Where storage is narrower than the accumulation type.
+    master: Option<B::Buf<E::Acc>>,
+    /// Ranges of the part that decay, and that do not.
+    cuts: Vec<(Range<usize>, bool)>,
+}
+
+impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
+    /// Moments of zero; master weights as `params` are now.
+    ///
+    /// # Errors
+    /// Where the device has not that much memory.
+    pub fn new(
+        device: &B,
+        partition: &Partition,
+        rule: Rule,
+        params: &ParamStore<B, E>,
+    ) -> Result<Self, Error> {
+        let mut parts = Vec::new();
+        for part in 0..partition.layout().parts().len() {
+            let range = partition.state(part);
+            let zeros = |_| Ok(device.zeros(Tag::Optimizer, range.len())?);
+            let moments = rule
+                .moments()
+                .iter()
+                .map(zeros)
+                .collect::<Result<_, Error>>()?;
+            let master = if one_type::<E>() {
+                None
+            } else {
+                let mut host = alloc::vec![E::from_f64(0.0); range.len()];
+                device.download(B::slice(params.part(part)?, range.clone()), &mut host)?;
+                let wide: Vec<E::Acc> = host.into_iter().map(Float::to_acc).collect();
+                Some(device.upload(Tag::Optimizer, &wide)?)
+            };
+            let cuts = cuts(partition.layout(), part, &range);
+            parts.push(State {
+                range,
+                moments,
+                master,
+                cuts,
+            });
+        }
+        Ok(Self {
+            device: device.clone(),
+            partition: partition.clone(),
+            rule,
+            step: 0,
+            parts,
+        })
+    }
+
+    /// Steps taken.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// The rule.
+    #[must_use]
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &Arc<FlatLayout> {
+        self.partition.layout()
+    }
+
+    /// One step with this learning rate on gradients times `grad_scale` (the clip factor). After
+    /// it every rank has all parameters again.
+    ///
+    /// # Errors
+    /// [`Error::Order`] before [`GradSync::finish`], and what the device or a collective fails
+    /// with.
+    pub fn step<C: Collectives<B>>(
+        &mut self,
+        params: &mut ParamStore<B, E>,
+        grads: &GradSync<B, C, E>,
+        groups: &impl Groups<C>,
+        lr: f64,
+        grad_scale: f64,
+    ) -> Result<(), Error> {
+        self.step += 1;
+        let numbers = Numbers {
+            rule: self.rule,
+            step: self.step,
+            lr,
+            grad_scale,
+        };
+        for (i, state) in self.parts.iter_mut().enumerate() {
+            let grad = grads.part(i)?;
+            let param = params.part_mut(i)?;
+            for (range, decay) in &state.cuts {
+                let grad = B::slice(grad, range.clone());
+                let own = range.start - state.range.start..range.end - state.range.start;
+                let mut moments = state.moments.iter_mut();
+                let moments = (moments.next(), moments.next());
+                let pair = (cut::<B, _>(moments.0, &own), cut::<B, _>(moments.1, &own));
+                let (master, param) = match &mut state.master {
+                    Some(master) => {
+                        let param = slice_mut::<B, E>(B::whole_mut(param), range.clone());
+                        (cut::<B, _>(Some(master), &own), Some(param))
+                    }
+                    None => (cut::<B, _>(as_acc::<B, E>(param), range), None),
+                };
+                numbers.apply::<B, E>(&self.device, *decay, grad, master, pair, param)?;
+            }
+        }
+        if self.partition.scatters() {
+            params.all_gather(groups)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The kinds of state it keeps, in the order in which they are counted.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let master = (!one_type::<E>()).then_some("master");
+        self.rule.moments().iter().copied().chain(master).collect()
+    }
+
+    /// Reads `range` of a part, which lies within what this rank keeps, of the kind of this index.
+    pub(crate) fn read_state(
+        &self,
+        kind: usize,
+        part: usize,
+        range: &Range<usize>,
+        host: &mut [E::Acc],
+    ) -> Result<(), Error> {
+        let state = self.parts.get(part);
+        let buffer = state.and_then(|s| s.moments.iter().chain(&s.master).nth(kind));
+        if let (Some(state), Some(buffer)) = (state, buffer) {
+            let own = range.start - state.range.start..range.end - state.range.start;
+            self.device
+                .download(B::slice(B::whole(buffer), own), host)?;
+        }
+        Ok(())
+    }
+
+    /// The partition.
+    #[must_use]
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// Replaces state and count by what was loaded.
+    #[cfg_attr(not(feature = "checkpoint"), allow(dead_code))]
+    pub(crate) fn replace(&mut self, step: u64, state: Vec<Loaded<B, E>>) {
+        self.step = step;
+        for (part, (moments, master)) in self.parts.iter_mut().zip(state) {
+            (part.moments, part.master) = (moments, master);
+        }
+    }
+}
+
+/// Moments and master weights of a part.
+pub(crate) type Loaded<B, E> = (
+    Vec<<B as Backend>::Buf<<E as Float>::Acc>>,
+    Option<<B as Backend>::Buf<<E as Float>::Acc>>,
+);
+
+/// Numbers of one step.
+struct Numbers {
+    rule: Rule,
+    step: u64,
+    lr: f64,
+    grad_scale: f64,
+}
+
+impl Numbers {
+    fn apply<B: Optimizer, E: Scalar>(
+        &self,
+        device: &B,
+        decay: bool,
+        grad: B::Ref<'_, E::Acc>,
+        master: Option<B::Mut<'_, E::Acc>>,
+        moments: (Option<B::Mut<'_, E::Acc>>, Option<B::Mut<'_, E::Acc>>),
+        param: Option<B::Mut<'_, E>>,
+    ) -> Result<(), Error> {
+        let Self {
+            rule,
+            step,
+            lr,
+            grad_scale,
+        } = *self;
+        let of = |weight_decay| if decay { weight_decay } else { 0.0 };
+        match (rule, master, moments) {
+            (
+                Rule::AdamW {
+                    beta1,
+                    beta2,
+                    eps,
+                    weight_decay,
+                },
+                Some(w),
+                (Some(m), Some(v)),
+            ) => {
+                let weight_decay = of(weight_decay);
+                let spec = AdamWSpec {
+                    lr,
+                    beta1,
+                    beta2,
+                    eps,
+                    weight_decay,
+                    step,
+                    grad_scale,
+                };
+                device.adamw::<E>(&spec, grad, w, (m, v), param)?;
+            }
+            (Rule::Sgd { weight_decay }, Some(w), _) => {
+                let spec = SgdSpec {
+                    lr,
+                    weight_decay: of(weight_decay),
+                    grad_scale,
+                };
+                device.sgd::<E>(&spec, grad, w, param)?;
+            }
+            // Every state is made with what its rule and type need.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn cut<'a, B: Backend, T: quintet_kernels::Data>(
+    buffer: Option<&'a mut B::Buf<T>>,
+    range: &Range<usize>,
+) -> Option<B::Mut<'a, T>> {
+    buffer.map(|b| slice_mut::<B, T>(B::whole_mut(b), range.clone()))
+}
+
+/// Whether storage and accumulation are one type: then parameters are their own master weights.
+pub(crate) fn one_type<E: Scalar>() -> bool {
+    TypeId::of::<E>() == TypeId::of::<E::Acc>()
+}
+
+/// The same buffer, where storage and accumulation are one type.
+fn as_acc<B: Backend, E: Scalar>(buffer: &mut B::Buf<E>) -> Option<&mut B::Buf<E::Acc>> {
+    (buffer as &mut dyn Any).downcast_mut()
+}
+
+/// `range` of a part cut where decay changes.
+fn cuts(layout: &FlatLayout, part: usize, range: &Range<usize>) -> Vec<(Range<usize>, bool)> {
+    let mut cuts: Vec<(Range<usize>, bool)> = Vec::new();
+    for &entry in &layout.parts()[part].entries {
+        let e = &layout.entries()[entry];
+        let (start, end) = (e.offset.max(range.start), (e.offset + e.len).min(range.end));
+        if start >= end {
+            continue;
+        }
+        match cuts.last_mut() {
+            Some((last, decay)) if *decay == e.spec.decay => last.end = end,
+            _ => cuts.push((start..end, e.spec.decay)),
+        }
+    }
+    cuts
+}
