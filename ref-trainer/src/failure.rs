@@ -143,6 +143,7 @@ impl From<quintet_zero::Error> for Failure {
         match error {
             quintet_zero::Error::Wire(inner) => inner.into(),
             quintet_zero::Error::Kernel(inner) => inner.into(),
+            quintet_zero::Error::Checkpoint(sentence) => Self::data(sentence),
             other => Self::aborted(other.to_string()),
         }
     }
@@ -160,6 +161,12 @@ impl From<quintet_planner::Error> for Failure {
     }
 }
 
+impl From<crate::oracle::OracleError> for Failure {
+    fn from(error: crate::oracle::OracleError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
 /// A name that stands for nothing is a slip on the command line; a file that is no model is data.
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
@@ -174,12 +181,6 @@ impl From<ModelError> for Failure {
 
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
-        Self::data(error.to_string())
-    }
-}
-
-impl From<crate::oracle::OracleError> for Failure {
-    fn from(error: crate::oracle::OracleError) -> Self {
         Self::data(error.to_string())
     }
 }

@@ -80,7 +80,8 @@ pub fn bound(dtype: Dtype) -> f64 {
 /// # Errors
 /// Where one of them cannot run; a difference is no error but a verdict.
 pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
-    let predicted = predicted(job)?;
+    let mut predicted = predicted_step(job)?;
+    predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
     let ours = record(job, samples, Begin::Random)?;
     let twin = record(&twin_of(job), samples, Begin::Random)?;
     let truth = oracle_steps(job, samples)?;
@@ -91,16 +92,27 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
     Ok(verdict)
 }
 
-/// Bytes by group over all ranks and steps, before anything has run.
-fn predicted(job: &Job) -> Result<BTreeMap<String, u64>, Failure> {
+/// Bytes that each rank sends in a step, by group, before anything has run.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
     let dtype = match job.dtype {
         Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
     };
     let types = WireTypes { storage: dtype, accumulation: dtype };
-    let step = traffic::step(&job.model, &job.layout, &job.batch, types)?;
-    let total = traffic::total(&step).into_iter();
-    Ok(total.map(|(group, bytes)| (group, bytes * job.steps)).filter(|(_, b)| *b > 0).collect())
+    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+}
+
+/// Bytes that all ranks send in a step, by group, before anything has run.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_step(job: &Job) -> Result<traffic::Traffic, Failure> {
+    let mut total = traffic::total(&predicted_ranks(job)?);
+    total.retain(|_, bytes| *bytes > 0);
+    Ok(total)
 }
 
 /// The same job on one rank, microbatch for microbatch.
@@ -145,6 +157,18 @@ impl OracleOptimizer {
             }
         };
         Self { rule }
+    }
+
+    /// After `steps` steps, with the moments of a run by kind and name.
+    #[must_use]
+    pub fn at(job: &Job, steps: u64, state: &BTreeMap<String, Tensors>) -> Self {
+        let mut optimizer = Self::new(job);
+        if let OracleRule::AdamW(adam) = &mut optimizer.rule {
+            adam.steps = steps;
+            let kind = |name: &str| state.get(name).cloned().unwrap_or_default();
+            (adam.first, adam.second) = (kind("exp_avg"), kind("exp_avg_sq"));
+        }
+        optimizer
     }
 
     /// One step of the oracle from `params`, which it updates.

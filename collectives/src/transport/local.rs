@@ -16,6 +16,7 @@
 //! the first, and a difference poisons the group before anything wrong can be received.
 
 use std::{
+    boxed::Box,
     collections::{BTreeMap, VecDeque},
     format,
     string::{String, ToString},
@@ -492,9 +493,9 @@ impl Group {
                     group: self.name.clone(),
                     sequence: call.sequence,
                     first: self.ranks[entry.first],
-                    first_call: entry.call,
+                    first_call: Box::new(entry.call),
                     second: self.ranks[rank],
-                    second_call: *call,
+                    second_call: Box::new(*call),
                 });
             }
         }

@@ -11,6 +11,7 @@
 //! length.
 
 use alloc::{
+    boxed::Box,
     collections::{BTreeMap, BTreeSet, VecDeque},
     format,
     rc::Rc,
@@ -303,9 +304,9 @@ impl Transport for Endpoint {
             group: self.name.clone(),
             sequence: call.sequence,
             first: self.members[*first],
-            first_call: *first_call,
+            first_call: Box::new(*first_call),
             second: self.members[self.rank],
-            second_call: *call,
+            second_call: Box::new(*call),
         };
         net.poison = Some(mismatch.clone());
         Err(mismatch)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quintet_collectives::chunk::chunk;
 use quintet_collectives::{
     Axis, Communicator, Degrees, DeviceMesh, Factor, Init, Local, ParamSpec, Placement,
-    ProcessGroup,
+    ProcessGroup, Transport,
 };
 use quintet_kernels::{Cpu, Float, Scalar};
 use quintet_zero::{
@@ -274,7 +274,10 @@ impl<E: Scalar> Rank<E> {
     }
 }
 
-pub fn groups(layout: &FlatLayout, world: Comm) -> Result<GroupSet<Comm>, Error> {
+pub fn groups<T: Transport + Send + 'static>(
+    layout: &FlatLayout,
+    world: Communicator<T>,
+) -> Result<GroupSet<Communicator<T>>, Error> {
     let parent = world.subgroup(world.group(), "zero")?;
     let rank = world.rank();
     GroupSet::build(&[layout], world, |name, ranks| {
