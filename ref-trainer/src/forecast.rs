@@ -5,7 +5,7 @@ use quintet_parallel_layers::pipeline::{Durations, Schedule, StageTime, simulate
 use quintet_planner::model::{flat_layout, mesh};
 use quintet_planner::traffic::total;
 
-use crate::data::{Corpus, Part, unigram_cross_entropy};
+use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
 use crate::job::{DataSource, Dtype, Job, OptimizerKind};
 use crate::report::{Forecast, human};
@@ -20,6 +20,19 @@ pub fn corpus(job: &Job) -> Result<Corpus, Failure> {
         DataSource::Embedded => Corpus::built_in(),
         DataSource::File(path) => Corpus::open(path)?,
     })
+}
+
+/// The job's samples, masked as it says: half of the mask falls on single tokens, half on whole
+/// samples, so that some ranks have no valid token at all.
+///
+/// # Errors
+/// Where the text cannot be read, is too short, or holds a byte outside the vocabulary.
+pub fn samples(job: &Job) -> Result<Samples, Failure> {
+    let corpus = corpus(job)?;
+    corpus.fits_vocabulary(job.model.vocab)?;
+    let half = job.mask_fraction / 2.0;
+    let mask = RandomMask { tokens: half, samples: half };
+    Ok(Samples::new(corpus, job.seed, job.batch.seq)?.with_mask(mask))
 }
 
 /// What will run, in figures.

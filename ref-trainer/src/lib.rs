@@ -22,3 +22,4 @@ pub mod schedule_lr;
 pub mod step;
 pub mod train;
 pub mod verify;
+pub mod weights;

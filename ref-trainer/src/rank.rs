@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Axis, Communicator, DeviceMesh, Order};
 use quintet_kernels::{Collectives, Scalar};
-use quintet_parallel_layers::init::{init, init_random};
+use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Schedule, Stage};
 use quintet_planner::model::{StageLayer, flat_layout, mesh, stage_layers};
 use quintet_zero::{
@@ -87,12 +87,11 @@ where
         let zero = if layout.zero_stage == 0 { ZeroStage::Ddp } else { ZeroStage::One };
         let partition = Partition::new(mine.clone(), zero)?;
         let mut params = ParamStore::zeros(&device, &mine)?;
-        params.fill(|entry, _, host| {
-            host.copy_from_slice(&match begin {
-                Begin::Init => init::<E>(&entry.spec, &mesh, rank, job.seed),
-                Begin::Random => init_random::<E>(&entry.spec, &mesh, rank, job.seed),
-            });
-            Ok::<(), quintet_zero::Error>(())
+        params.fill_with(|entry, index| {
+            E::from_f64(match begin {
+                Begin::Init => init_value(&entry.spec, job.seed, index),
+                Begin::Random => init_random(&entry.spec, job.seed, index),
+            })
         })?;
         let grads = GradSync::new(&device, &partition, &groups)?;
         let optimizer = ShardedOptimizer::new(&device, &partition, rule(job), &params)?;

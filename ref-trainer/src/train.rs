@@ -17,7 +17,7 @@ use quintet_zero::{gather_grads, gather_params, gather_state};
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
-use crate::forecast::{corpus, forecast};
+use crate::forecast::{forecast, samples};
 use crate::groups::Aside;
 use crate::job::{Dtype, Job};
 use crate::proof::{Proof, prove};
@@ -48,8 +48,7 @@ struct Left {
 /// # Errors
 /// The first cause that ended the run; a proof that fails.
 pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
-    let samples = Samples::new(corpus(job)?, job.seed, job.batch.seq)?;
-    samples.corpus().fits_vocabulary(job.model.vocab)?;
+    let samples = samples(job)?;
     let done = match &job.load {
         Some(root) => crate::checkpoint::steps_done(job, root)?,
         None => 0,

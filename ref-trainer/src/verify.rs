@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use quintet_collectives::DType;
 use quintet_planner::traffic::{self, WireTypes};
@@ -50,6 +51,48 @@ pub struct Verdict {
     pub bytes_predicted: BTreeMap<String, u64>,
     /// Bytes sent by group, counted.
     pub bytes_counted: BTreeMap<String, u64>,
+}
+
+impl Verdict {
+    /// One JSON object on a line.
+    ///
+    /// # Errors
+    /// Where JSON refuses it.
+    pub fn json(&self) -> Result<String, Failure> {
+        serde_json::to_string(self)
+            .map(|text| text + "\n")
+            .map_err(|e| Failure::data(format!("the verdict cannot be written as JSON: {e}")))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = |ok: bool| if ok { "ok" } else { "DIFFERS" };
+        writeln!(f, "{} steps against the oracle (plain f64, one device), bound {:.0e}", self.steps, self.bound)?;
+        let worst = format!("gradients (worst: {})", self.worst);
+        for (what, value, bits) in [
+            ("loss", self.loss_rel, self.bit_equal.loss),
+            (worst.as_str(), self.grad_rel_max, self.bit_equal.grads),
+            ("gradient norm", self.grad_norm_rel, self.bit_equal.grad_norm),
+            ("parameters", self.param_rel_max, self.bit_equal.params),
+        ] {
+            let twin = if bits { ", the twin's bits" } else { "" };
+            writeln!(f, "  {what:<58} {value:>9.1e}  {}{twin}", said(value < self.bound))?;
+        }
+        let copies = if self.copies_differ.is_empty() { "equal" } else { &self.copies_differ };
+        writeln!(f, "  copies on several ranks: {copies}")?;
+        for (group, predicted) in &self.bytes_predicted {
+            let counted = self.bytes_counted.get(group).copied().unwrap_or(0);
+            let same = if counted == *predicted { "equal" } else { "DIFFERS" };
+            writeln!(f, "  bytes of {group}: predicted {predicted}, counted {counted}, {same}")?;
+        }
+        for (group, counted) in &self.bytes_counted {
+            if !self.bytes_predicted.contains_key(group) {
+                writeln!(f, "  bytes of {group}: predicted none, counted {counted}, DIFFERS")?;
+            }
+        }
+        writeln!(f, "{}", if self.ok { "all ok" } else { "the layout is not what one device computes" })
+    }
 }
 
 /// Which quantities have the twin's bits, over all steps.
