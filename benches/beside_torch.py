@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Training throughput of quintet beside a peer's, in one sitting: the two run in turns, round by
+round, and what counts is the median of the rounds' ratios.
+
+    cargo build --release -p quintet-benches
+    benches/beside_torch.py --python VENV/bin/python --peer torch_llama.py
+
+The peer is a script that takes --config, --steps and --threads and prints as its last line one JSON
+object with tok_s_best and tok_s_median. --python and --peer may also come from the environment:
+QUINTET_PEER_PYTHON, QUINTET_PEER. Needs nothing but Python's own library.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+
+def last_json(command, environment):
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        sys.exit(f"beside_torch: {command[0]} failed ({done.returncode}): {done.stderr[-2000:]}")
+    return json.loads(lines[-1])
+
+
+def arguments():
+    from_env = os.environ.get
+    target = pathlib.Path(from_env("CARGO_TARGET_DIR", "target"))
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--python", default=from_env("QUINTET_PEER_PYTHON"), help="a Python that has the peer's packages")
+    p.add_argument("--peer", default=from_env("QUINTET_PEER"), help="the peer's script")
+    p.add_argument("--ours", default=str(target / "release" / "bench-s"), help="our program, built before")
+    p.add_argument("--config", default="S", choices=["S", "M"])
+    p.add_argument("--ranks", type=int, default=8, help="of our second way; 1 leaves it out")
+    p.add_argument("--threads", type=int, default=2, help="of the peer and of our one rank")
+    p.add_argument("--steps", type=int, default=6, help="that count, after two that do not")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--micro-batch", type=int, default=1, help="ours")
+    p.add_argument("--peer-args", default="", help="more for the peer, as in '--compile'")
+    a = p.parse_args()
+    if not a.python or not a.peer:
+        p.error("--python and --peer (or QUINTET_PEER_PYTHON and QUINTET_PEER) say what to run beside")
+    return a
+
+
+def ways(a):
+    """Name and command of each way; the peer is the first."""
+    common = ["--config", a.config, "--steps", str(a.steps)]
+    ours = [a.ours, *common, "--micro-batch", str(a.micro_batch)]
+    yield "peer", [a.python, a.peer, *common, "--threads", str(a.threads), *a.peer_args.split()]
+    yield "1 rank", [*ours, "--ranks", "1", "--threads", str(a.threads)]
+    if a.ranks > 1:
+        yield f"{a.ranks} ranks", [*ours, "--ranks", str(a.ranks), "--threads", "1"]
+
+
+def main():
+    a = arguments()
+    # Set on some machines against a fault of OpenBLAS; it slows the peer's own library.
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
+    commands = list(ways(a))
+    seen = {name: [] for name, _ in commands}
+    for number in range(a.rounds):
+        # Every second round backwards, so that nobody always runs on a machine warmed by another.
+        for name, command in commands if number % 2 == 0 else reversed(commands):
+            figures = last_json(command, environment)
+            seen[name].append(figures)
+            print(f"round {number + 1} {name:8} {json.dumps(figures)}", file=sys.stderr)
+    names = [name for name, _ in commands]
+    print(f"config {a.config}, f32, {a.rounds} rounds of {a.steps} steps, {a.threads} threads; tokens/s, medians over rounds")
+    print(f"{'way':10} {'best step':>10} {'median step':>12} {'/ peer':>8} {'/ 1 rank':>9}   (of median steps, round by round)")
+    of = lambda name, key="tok_s_median": [figures[key] for figures in seen[name]]
+    ratio = lambda x, y: statistics.median(a / b for a, b in zip(of(x), of(y)))
+    for name in names:
+        best, middle = statistics.median(of(name, "tok_s_best")), statistics.median(of(name))
+        label = seen[name][0]["peer"] if name == "peer" else name
+        print(f"{label:10} {best:10.0f} {middle:12.0f} {ratio(name, 'peer'):7.2f}x {ratio(name, '1 rank'):8.2f}x")
+
+
+main()
