@@ -22,7 +22,10 @@ pub struct Difference {
 /// A tensor that one side lacks, or whose lengths differ, is infinitely far off.
 #[must_use]
 pub fn compare(ours: &Tensors, reference: &Tensors) -> Difference {
-    let mut found = Difference { bit_equal: true, ..Difference::default() };
+    let mut found = Difference {
+        bit_equal: true,
+        ..Difference::default()
+    };
     let names: std::collections::BTreeSet<&String> = ours.keys().chain(reference.keys()).collect();
     for name in names {
         let (relative, equal) = match (ours.get(name), reference.get(name)) {
@@ -47,7 +50,10 @@ pub fn relative_scalar(x: f64, r: f64) -> f64 {
 fn relative(x: &[f64], r: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
     let largest = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold(0.0_f64, |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) })
+        values.fold(
+            0.0_f64,
+            |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) },
+        )
     };
     let difference = || x.iter().zip(r).map(|(a, b)| a - b);
     let in_norm = ratio(norm(&mut difference()), norm(&mut r.iter().copied()));
@@ -74,7 +80,10 @@ mod tests {
     use super::*;
 
     fn tensors(values: &[(&str, &[f64])]) -> Tensors {
-        values.iter().map(|(n, v)| ((*n).to_string(), v.to_vec())).collect()
+        values
+            .iter()
+            .map(|(n, v)| ((*n).to_string(), v.to_vec()))
+            .collect()
     }
 
     #[test]
@@ -89,17 +98,26 @@ mod tests {
     #[test]
     fn zero_must_be_met_by_zero_and_nan_by_nothing() {
         let zero = tensors(&[("a", &[0.0])]);
-        assert_eq!(compare(&tensors(&[("a", &[1e-30])]), &zero).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&tensors(&[("a", &[1e-30])]), &zero).relative,
+            f64::INFINITY
+        );
         assert_eq!(compare(&zero, &zero).relative, 0.0);
         let nan = tensors(&[("a", &[f64::NAN])]);
         assert_eq!(compare(&nan, &nan).relative, f64::INFINITY);
-        assert_eq!(compare(&nan, &tensors(&[("a", &[1.0])])).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&nan, &tensors(&[("a", &[1.0])])).relative,
+            f64::INFINITY
+        );
     }
 
     #[test]
     fn a_missing_tensor_is_infinitely_far() {
         let r = tensors(&[("a", &[1.0])]);
         assert_eq!(compare(&Tensors::new(), &r).relative, f64::INFINITY);
-        assert_eq!(compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative,
+            f64::INFINITY
+        );
     }
 }

@@ -30,7 +30,11 @@ fn perform(command: Command) -> Result<Exit, Failure> {
         Command::Verify { job, json } => prove(&job, &samples(&job)?, json),
         Command::Eval { job, weights, json } => {
             let found = evaluate(&job, &weights, &corpus(&job)?)?;
-            cli::print(&if json { found.json()? } else { found.to_string() })?;
+            cli::print(&if json {
+                found.json()?
+            } else {
+                found.to_string()
+            })?;
             Ok(Exit::Fine)
         }
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
@@ -39,8 +43,16 @@ fn perform(command: Command) -> Result<Exit, Failure> {
 
 fn prove(job: &Job, samples: &Samples, json: bool) -> Result<Exit, Failure> {
     let verdict = verify(job, samples)?;
-    cli::print(&if json { verdict.json()? } else { verdict.to_string() })?;
-    Ok(if verdict.ok { Exit::Fine } else { Exit::Mismatch })
+    cli::print(&if json {
+        verdict.json()?
+    } else {
+        verdict.to_string()
+    })?;
+    Ok(if verdict.ok {
+        Exit::Fine
+    } else {
+        Exit::Mismatch
+    })
 }
 
 /// The first interrupt asks all ranks to stop after their step; the second ends the program.

@@ -53,11 +53,25 @@ pub fn prove(
         let mut optimizer = OracleOptimizer::at(job, proof.number - 1, &proof.state);
         let mut params = proof.before.clone();
         let truth = optimizer.step(job, samples, proof.number, &mut params)?;
-        rows.extend(rows_against(&proof.step, &truth, proof.number, "", bound(job.dtype)));
+        rows.extend(rows_against(
+            &proof.step,
+            &truth,
+            proof.number,
+            "",
+            bound(job.dtype),
+        ));
         let twin = twin_step(&twin_of(job), samples, proof)?;
-        rows.extend(rows_against(&proof.step, &twin, proof.number, "twin ", bound(job.dtype)));
+        rows.extend(rows_against(
+            &proof.step,
+            &twin,
+            proof.number,
+            "twin ",
+            bound(job.dtype),
+        ));
     }
-    let predicted = predicted_step(job)?.into_iter().map(|(group, b)| (group, b * steps));
+    let predicted = predicted_step(job)?
+        .into_iter()
+        .map(|(group, b)| (group, b * steps));
     Ok(EqualityTable {
         against: "one device: oracle (plain f64) and twin (these crates, one rank)".into(),
         rows,
@@ -76,11 +90,24 @@ fn rows_against(ours: &Step, other: &Step, step: u64, who: &str, bound: f64) -> 
         bit_equal,
     };
     let scalar = |name: &str, x: f64, r: f64| {
-        row(name.into(), Some(x), relative_scalar(x, r), x.to_bits() == r.to_bits())
+        row(
+            name.into(),
+            Some(x),
+            relative_scalar(x, r),
+            x.to_bits() == r.to_bits(),
+        )
     };
     let tensors = |name: &str, x: &Tensors, r: &Tensors| {
-        let Difference { relative, worst, bit_equal } = compare(x, r);
-        let place = if bit_equal { String::new() } else { format!(" (worst: {worst})") };
+        let Difference {
+            relative,
+            worst,
+            bit_equal,
+        } = compare(x, r);
+        let place = if bit_equal {
+            String::new()
+        } else {
+            format!(" (worst: {worst})")
+        };
         row(format!("{name}{place}"), None, relative, bit_equal)
     };
     vec![
@@ -101,22 +128,36 @@ fn twin_step(job: &Job, samples: &Samples, proof: &Proof) -> Result<Step, Failur
 
 fn twin_step_as<E: Scalar>(job: &Job, samples: &Samples, proof: &Proof) -> Result<Step, Failure> {
     let value = |tensors: Option<&Tensors>, name: &str, index: usize| {
-        tensors.and_then(|t| t.get(name)).and_then(|t| t.get(index)).copied().unwrap_or(f64::NAN)
+        tensors
+            .and_then(|t| t.get(name))
+            .and_then(|t| t.get(index))
+            .copied()
+            .unwrap_or(f64::NAN)
     };
     let done = World::new(1)?.go(|comm| {
         let mut rank = Rank::<_, _, E>::new(job, Cpu::new(2), comm, Begin::Init)?;
         rank.params.fill_with(|entry, index| {
             E::from_f64(value(Some(&proof.before), &entry.spec.name, index))
         })?;
-        rank.optimizer.fill(proof.number - 1, |kind, entry, index| {
-            value(proof.state.get(kind), &entry.spec.name, index)
-        })?;
+        rank.optimizer
+            .fill(proof.number - 1, |kind, entry, index| {
+                value(proof.state.get(kind), &entry.spec.name, index)
+            })?;
         let done = rank.accumulate(samples, proof.number, false)?;
         let grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
-        rank.update(learning_rate(proof.number, job.steps, &job.optimizer), done.norm)?;
+        rank.update(
+            learning_rate(proof.number, job.steps, &job.optimizer),
+            done.norm,
+        )?;
         let params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
         let (loss, count, norm) = (done.loss, done.count, done.norm);
-        Ok::<_, Failure>(Step { loss, count, norm, grads, params })
+        Ok::<_, Failure>(Step {
+            loss,
+            count,
+            norm,
+            grads,
+            params,
+        })
     })?;
     Ok(done.into_iter().next().unwrap_or_default())
 }

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use quintet_collectives::DType;
-use quintet_planner::traffic::{self, WireTypes};
 use quintet_planner::Layout;
+use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
 use crate::compare::{Difference, Tensors, compare, relative_scalar};
@@ -68,30 +68,64 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = |ok: bool| if ok { "ok" } else { "DIFFERS" };
-        writeln!(f, "{} steps against the oracle (plain f64, one device), bound {:.0e}", self.steps, self.bound)?;
+        writeln!(
+            f,
+            "{} steps against the oracle (plain f64, one device), bound {:.0e}",
+            self.steps, self.bound
+        )?;
         let worst = format!("gradients (worst: {})", self.worst);
         for (what, value, bits) in [
             ("loss", self.loss_rel, self.bit_equal.loss),
             (worst.as_str(), self.grad_rel_max, self.bit_equal.grads),
-            ("gradient norm", self.grad_norm_rel, self.bit_equal.grad_norm),
+            (
+                "gradient norm",
+                self.grad_norm_rel,
+                self.bit_equal.grad_norm,
+            ),
             ("parameters", self.param_rel_max, self.bit_equal.params),
         ] {
             let twin = if bits { ", the twin's bits" } else { "" };
-            writeln!(f, "  {what:<58} {value:>9.1e}  {}{twin}", said(value < self.bound))?;
+            writeln!(
+                f,
+                "  {what:<58} {value:>9.1e}  {}{twin}",
+                said(value < self.bound)
+            )?;
         }
-        let copies = if self.copies_differ.is_empty() { "equal" } else { &self.copies_differ };
+        let copies = if self.copies_differ.is_empty() {
+            "equal"
+        } else {
+            &self.copies_differ
+        };
         writeln!(f, "  copies on several ranks: {copies}")?;
         for (group, predicted) in &self.bytes_predicted {
             let counted = self.bytes_counted.get(group).copied().unwrap_or(0);
-            let same = if counted == *predicted { "equal" } else { "DIFFERS" };
-            writeln!(f, "  bytes of {group}: predicted {predicted}, counted {counted}, {same}")?;
+            let same = if counted == *predicted {
+                "equal"
+            } else {
+                "DIFFERS"
+            };
+            writeln!(
+                f,
+                "  bytes of {group}: predicted {predicted}, counted {counted}, {same}"
+            )?;
         }
         for (group, counted) in &self.bytes_counted {
             if !self.bytes_predicted.contains_key(group) {
-                writeln!(f, "  bytes of {group}: predicted none, counted {counted}, DIFFERS")?;
+                writeln!(
+                    f,
+                    "  bytes of {group}: predicted none, counted {counted}, DIFFERS"
+                )?;
             }
         }
-        writeln!(f, "{}", if self.ok { "all ok" } else { "the layout is not what one device computes" })
+        writeln!(
+            f,
+            "{}",
+            if self.ok {
+                "all ok"
+            } else {
+                "the layout is not what one device computes"
+            }
+        )
     }
 }
 
@@ -144,7 +178,10 @@ pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
         Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
     };
-    let types = WireTypes { storage: dtype, accumulation: dtype };
+    let types = WireTypes {
+        storage: dtype,
+        accumulation: dtype,
+    };
     Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
 }
 
@@ -161,7 +198,10 @@ pub fn predicted_step(job: &Job) -> Result<traffic::Traffic, Failure> {
 /// The same job on one rank, microbatch for microbatch.
 #[must_use]
 pub fn twin_of(job: &Job) -> Job {
-    Job { layout: Layout::single(), ..job.clone() }
+    Job {
+        layout: Layout::single(),
+        ..job.clone()
+    }
 }
 
 /// The oracle's steps.
@@ -196,7 +236,12 @@ impl OracleOptimizer {
             OptimizerKind::Sgd => OracleRule::Sgd(Sgd::new(&job.model, o.weight_decay)),
             OptimizerKind::AdamW => {
                 let betas = (o.beta1, o.beta2);
-                OracleRule::AdamW(Box::new(AdamW::new(&job.model, betas, o.eps, o.weight_decay)))
+                OracleRule::AdamW(Box::new(AdamW::new(
+                    &job.model,
+                    betas,
+                    o.eps,
+                    o.weight_decay,
+                )))
             }
         };
         Self { rule }
@@ -238,7 +283,13 @@ impl OracleOptimizer {
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
         let (loss, count) = (done.loss, done.count as f64);
-        Ok(Step { loss, count, norm, grads, params: params.clone() })
+        Ok(Step {
+            loss,
+            count,
+            norm,
+            grads,
+            params: params.clone(),
+        })
     }
 }
 
@@ -246,7 +297,12 @@ fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
-    let mut bits = BitEqual { loss: true, grads: true, grad_norm: true, params: true };
+    let mut bits = BitEqual {
+        loss: true,
+        grads: true,
+        grad_norm: true,
+        params: true,
+    };
     let mut ok = ours.steps.len() as u64 == job.steps;
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
         let grads = compare(&x.grads, &r.grads);
@@ -291,10 +347,14 @@ fn differing_copies(ours: &Record) -> String {
     for (rank, held) in ours.held.iter().enumerate() {
         for h in held {
             let part: Vec<_> = h.part.iter().map(|r| (r.start, r.end)).collect();
-            let (holder, hash) =
-                *first.entry((h.step, &h.name, part)).or_insert((rank, h.hash));
+            let (holder, hash) = *first
+                .entry((h.step, &h.name, part))
+                .or_insert((rank, h.hash));
             if hash != h.hash {
-                return format!("{} differs between ranks {holder} and {rank} after step {}", h.name, h.step);
+                return format!(
+                    "{} differs between ranks {holder} and {rank} after step {}",
+                    h.name, h.step
+                );
             }
         }
     }

@@ -26,6 +26,9 @@ fn layouts() {
         let samples = Samples::new(Corpus::built_in(), job.seed, job.batch.seq).unwrap();
         let start = std::time::Instant::now();
         let v = verify(&job, &samples).unwrap();
-        println!("{dp} {tp} {pp} sp {sp} zero {zero} {dtype:?} {:?}: {v:?}", start.elapsed());
+        println!(
+            "{dp} {tp} {pp} sp {sp} zero {zero} {dtype:?} {:?}: {v:?}",
+            start.elapsed()
+        );
     }
 }
