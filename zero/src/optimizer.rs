@@ -220,7 +220,12 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         let layout = self.layout().clone();
         let kinds = self.kinds();
         for (state, part) in self.parts.iter_mut().zip(layout.parts()) {
-            for (buffer, &kind) in state.moments.iter_mut().chain(&mut state.master).zip(&kinds) {
+            for (buffer, &kind) in state
+                .moments
+                .iter_mut()
+                .chain(&mut state.master)
+                .zip(&kinds)
+            {
                 let mut host = alloc::vec![E::Acc::from_f64(0.0); state.range.len()];
                 for &entry in &part.entries {
                     let entry = &layout.entries()[entry];
