@@ -53,21 +53,12 @@ pub fn prove(
         let mut optimizer = OracleOptimizer::at(job, proof.number - 1, &proof.state);
         let mut params = proof.before.clone();
         let truth = optimizer.step(job, samples, proof.number, &mut params)?;
-        rows.extend(rows_against(
-            &proof.step,
-            &truth,
-            proof.number,
-            "",
-            bound(job.dtype),
-        ));
         let twin = twin_step(&twin_of(job), samples, proof)?;
-        rows.extend(rows_against(
-            &proof.step,
-            &twin,
-            proof.number,
-            "twin ",
-            bound(job.dtype),
-        ));
+        let own = distances(&twin, &truth).map(|(_, _, d)| d.relative);
+        let bounds = own.map(|rounding| bound(job.dtype).max(ROUNDING * rounding));
+        let (ours, number) = (&proof.step, proof.number);
+        rows.extend(rows_against(ours, &truth, number, "", bounds));
+        rows.extend(rows_against(ours, &twin, number, "twin ", bounds));
     }
     let predicted = predicted_step(job)?
         .into_iter()
@@ -96,7 +87,11 @@ fn distances(ours: &Step, other: &Step) -> [(&'static str, Option<f64>, Differen
     [
         ("loss", Some(ours.loss), scalar(ours.loss, other.loss)),
         ("gradients", None, compare(&ours.grads, &other.grads)),
-        ("gradient norm", Some(ours.norm), scalar(ours.norm, other.norm)),
+        (
+            "gradient norm",
+            Some(ours.norm),
+            scalar(ours.norm, other.norm),
+        ),
         ("parameters", None, compare(&ours.params, &other.params)),
     ]
 }
@@ -110,7 +105,11 @@ fn rows_against(
 ) -> impl Iterator<Item = EqualityRow> {
     let row = move |((name, value, d), bound): ((&str, _, Difference), f64)| {
         let named = !d.bit_equal && !d.worst.is_empty();
-        let place = if named { format!(" (worst: {})", d.worst) } else { String::new() };
+        let place = if named {
+            format!(" (worst: {})", d.worst)
+        } else {
+            String::new()
+        };
         EqualityRow {
             step: Some(step),
             quantity: format!("{who}{name}{place}"),

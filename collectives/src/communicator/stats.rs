@@ -46,7 +46,8 @@ impl Counters {
 
     /// Time a caller stood still for an operation whose parking the worker has counted.
     pub(crate) fn stood_still(&self, time: Duration) {
-        self.blocked.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        self.blocked
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(super) fn waited(&self, time: Duration, on_caller: bool) {
