@@ -173,7 +173,7 @@ const BLOCK: usize = 512;
 
 /// The left fold in rank order: `part(k, at, len)` shows elements `at..at + len` of rank k.
 ///
-/// `put` is called once per block, when every contribution to it has been read, so it may
+/// `out` is called once per block, when every contribution to it has been read, so it may
 /// overwrite what `part` showed of that block. Accumulates in [`Element::Wide`]; rounds once.
 pub fn fold_ranks<E: Element, C>(
     op: ReduceOp,

@@ -1,6 +1,6 @@
 //! The one error of this crate: who, what, what was expected and what came.
 
-use alloc::string::String;
+use alloc::{boxed::Box, string::String};
 use core::time::Duration;
 
 use crate::transport::Call;
@@ -59,11 +59,11 @@ pub enum Error {
         /// Global rank whose call was known first.
         first: usize,
         /// What it called.
-        first_call: Call,
+        first_call: Box<Call>,
         /// Global rank whose call differs.
         second: usize,
         /// What it called.
-        second_call: Call,
+        second_call: Box<Call>,
     },
     /// A message came that is not what this rank expects from that peer.
     #[error(
@@ -110,7 +110,7 @@ pub enum Error {
         rank: usize,
         /// The operation.
         op: &'static str,
-        /// The number of the call on this group, from 0.
+        /// The number of the call on this group, from 0; of a message, its tag.
         sequence: u64,
         /// Global rank it waited for; none where it waited for its own gate.
         peer: Option<usize>,

@@ -1,5 +1,33 @@
 //! Collectives as checkable plans: groups, meshes, placements, ring, tree, pairwise and direct
 //! algorithms, and transports that never hang in silence.
+//!
+//! ```text
+//!              plan (pure data)                         perform (a dull loop)
+//!
+//!   round 0    0 --> 1 --> 2 --> 3 --> 0                Communicator --plan--> Performer
+//!   round 1    0 --> 1 --> 2 --> 3 --> 0                                          |
+//!   ...        each arrow: a chunk, folded                                    Transport
+//!              onto what the next rank has              local (threads), sim (one thread), yours
+//! ```
+//!
+//! Read in this order: [`chunk`], [`element`], [`group`], [`plan`] (the table of rounds and bytes),
+//! [`order`] (which plan when), [`plan::check`], [`transport`], [`performer`], [`communicator`],
+//! [`transport::local`].
+//!
+//! # Words
+//!
+//! * **rank**, **world**: a member of a group and how many there are; **global** ranks are those of
+//!   the whole world, and errors name them.
+//! * **chunk**: the part of a buffer that belongs to one rank; ragged and empty ones are legal.
+//! * **plan**, **round**: what every rank does, in steps; all messages of a round are posted at once.
+//! * **fold**: to combine contributions; **partial**: a fold that is not complete.
+//! * **slot**: where a contribution is kept apart until its owner folds it in rank order.
+//! * **call**: one rank's next collective; **mismatch**: two ranks whose calls differ.
+//!
+//! # What is not here
+//!
+//! Devices, streams, sockets, launchers. Without the feature `std` also threads and clocks:
+//! `Communicator`, `World`, `Pending`; plans, checker, performer and simulation remain.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -38,3 +66,7 @@ pub use {
     pending::{Done, Gate, Pending},
     transport::local::{Local, World},
 };
+
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

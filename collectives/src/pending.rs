@@ -58,6 +58,12 @@ impl<F: FnMut() -> Result<()> + Send> Gate for F {
     }
 }
 
+/// A closure that can be called once, as a gate.
+pub fn once<F: FnOnce() -> Result<()> + Send>(body: F) -> impl Gate {
+    let mut body = Some(body);
+    move || body.take().map_or(Ok(()), |body| body())
+}
+
 /// Whether something is over; clones are the same flag.
 ///
 /// Other code may use one for its own events: [`Done::new`], [`Done::set`].

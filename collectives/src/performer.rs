@@ -88,15 +88,33 @@ impl<T: Transport> Link<T> {
         })
     }
 
-    /// Storage of an earlier message, or none.
-    pub fn storage(&mut self) -> Vec<u64> {
-        self.spare.pop().unwrap_or_default()
+    /// The smallest storage of an earlier message that holds `bytes`, or a new one.
+    pub fn storage(&mut self, bytes: usize) -> Vec<u64> {
+        let words = bytes.div_ceil(8);
+        let fits = self
+            .spare
+            .iter()
+            .enumerate()
+            .filter(|(_, spare)| spare.capacity() >= words);
+        match fits
+            .min_by_key(|(_, spare)| spare.capacity())
+            .map(|(at, _)| at)
+        {
+            Some(at) => self.spare.swap_remove(at),
+            // Growing a small one would copy what nobody wants.
+            None => Vec::new(),
+        }
     }
 
-    /// Keeps the storage of a finished message.
+    /// Keeps the storage of a finished message; of too many the smallest goes.
     pub fn recycle(&mut self, message: Message) {
-        if self.spare.len() < SPARE {
-            self.spare.push(message.into_storage());
+        self.spare.push(message.into_storage());
+        if self.spare.len() > SPARE {
+            let sizes = self.spare.iter().enumerate();
+            let smallest = sizes
+                .min_by_key(|(_, spare)| spare.capacity())
+                .map(|(at, _)| at);
+            smallest.map(|at| self.spare.swap_remove(at));
         }
     }
 }
@@ -210,14 +228,27 @@ impl Performer {
     /// # Errors
     /// Those of [`Transport::announce`].
     pub fn begin<T: Transport>(plan: &Plan, call: Call, link: &mut Link<T>) -> Result<Self> {
+        Self::with_rounds(plan.rounds(link.transport.rank()), plan.world(), call, link)
+    }
+
+    /// The same with rounds that may be no plan's; ranges beyond the view panic when performed.
+    ///
+    /// # Errors
+    /// Those of [`Transport::announce`].
+    pub fn with_rounds<T: Transport>(
+        rounds: Vec<Round>,
+        world: usize,
+        call: Call,
+        link: &mut Link<T>,
+    ) -> Result<Self> {
         link.transport.announce(&call)?;
         let rank = link.transport.rank();
         Ok(Self {
             call,
             redop: call.redop.unwrap_or(ReduceOp::Sum),
-            world: plan.world(),
+            world,
             rank,
-            rounds: plan.rounds(rank).into_iter(),
+            rounds: rounds.into_iter(),
             outbox: VecDeque::new(),
             missing: Vec::new(),
             then: None,
@@ -293,11 +324,11 @@ impl Performer {
         let tag = Tag::Collective(self.call.sequence);
         for send in round.sends {
             let message = match send.what {
-                What::Input(range) => Message::new(tag, view.input(range), link.storage()),
-                What::Output(range) => Message::new(tag, view.output(range), link.storage()),
+                What::Input(range) => copied(tag, view.input(range), link),
+                What::Output(range) => copied(tag, view.output(range), link),
                 What::Partial(range) => match self.partial.take() {
                     Some(partial) => partial,
-                    None => widened(tag, view.input(range), link.storage()),
+                    None => widened(tag, view.input(range), link),
                 },
             };
             self.outbox.push_back((send.to, message));
@@ -370,7 +401,7 @@ impl Performer {
                 }
                 None => {
                     // Own input is the left operand.
-                    let mut partial = widened(message.tag, view.input(own), link.storage());
+                    let mut partial = widened(message.tag, view.input(own), link);
                     fold::<E::Wide>(self.redop, partial.elements_mut(), message.elements());
                     link.recycle(message);
                     self.partial = Some(partial);
@@ -409,7 +440,7 @@ impl Performer {
                 let len = input.len();
                 let partial = match self.partial.take() {
                     Some(partial) => partial,
-                    None => widened(Tag::User(0), view.input(input), link.storage()),
+                    None => widened(Tag::User(0), view.input(input), link),
                 };
                 finish(
                     self.redop,
@@ -447,7 +478,12 @@ pub fn fits<E: Element>(plan: &Plan, rank: usize, view: &View<'_, E>) -> Result<
     Ok(())
 }
 
-fn widened<E: Element>(tag: Tag, elements: &[E], storage: Vec<u64>) -> Message {
+fn copied<E: Element, T: Transport>(tag: Tag, elements: &[E], link: &mut Link<T>) -> Message {
+    Message::new(tag, elements, link.storage(size_of_val(elements)))
+}
+
+fn widened<E: Element, T: Transport>(tag: Tag, elements: &[E], link: &mut Link<T>) -> Message {
+    let storage = link.storage(elements.len() * E::DTYPE.accumulator().bytes());
     let mut message = Message::zeroed::<E::Wide>(tag, elements.len(), storage);
     widen(message.elements_mut(), elements);
     message

@@ -141,7 +141,17 @@ macro_rules! real {
         }
     };
 }
-real!(f64, "f64", libm::exp, log, sqrt, tanh, erf, sincos, pow);
+real!(
+    f64,
+    "f64",
+    crate::math::exp_f64,
+    log,
+    sqrt,
+    tanh,
+    erf,
+    sincos,
+    pow
+);
 real!(
     f32,
     "f32",

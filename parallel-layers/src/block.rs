@@ -51,6 +51,29 @@ pub struct BlockSpec {
 }
 
 /// One decoder block.
+///
+/// ```
+/// use quintet_collectives::{Degrees, DeviceMesh};
+/// use quintet_parallel_layers::{Block, BlockSpec};
+/// let mesh = DeviceMesh::new(Degrees { tp: 4, ..Default::default() })?;
+/// let block = Block::new(&mesh, 0, &BlockSpec {
+///     hidden: 256,
+///     heads: 8,
+///     kv_heads: 2,
+///     head_dim: 32,
+///     ffn: 688,
+///     theta: 10_000.0,
+///     eps: 1e-5,
+///     layers: 4,
+///     sequence_parallel: false,
+/// })?;
+/// let k = &block.params()[2];
+/// assert_eq!(k.name, "model.layers.0.self_attn.k_proj.weight");
+/// // tp = kv 2 x rep 2: rank 3 holds the second KV head, and sums its gradient with rank 2.
+/// assert_eq!(k.local_box(&mesh, 3), [32..64, 0..256]);
+/// assert_eq!(mesh.group(3, &k.summed_over()), [2, 3]);
+/// # Ok::<(), quintet_parallel_layers::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Block {
     norm1: RmsNorm,

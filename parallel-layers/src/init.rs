@@ -20,55 +20,45 @@ use quintet_kernels::Float;
 
 use crate::philox::Stream;
 
-/// The elements of `spec` that `rank` holds at use, as training begins.
+/// Element `index` of the logical tensor, as training begins.
 #[must_use]
-pub fn init<T: Float>(spec: &ParamSpec, mesh: &DeviceMesh, rank: usize, seed: u64) -> Vec<T> {
+pub fn init_value(spec: &ParamSpec, seed: u64, index: usize) -> f64 {
     let (mean, std) = match spec.init {
         Init::Normal { std } => (0.0, std),
         Init::Ones => (1.0, 0.0),
         Init::Zeros => (0.0, 0.0),
     };
-    draw(spec, mesh, rank, seed, mean, std)
+    if std == 0.0 {
+        return mean;
+    }
+    mean + std * Stream::new(seed, &spec.name).normal(index as u64)
 }
 
-/// As [`init`], but with every parameter at random and of a scale at which every gradient is
-/// felt: what a comparison of layouts should begin from.
+/// As [`init_value`], but with every parameter at random and of a scale at which every gradient
+/// is felt: what a comparison of layouts should begin from.
 #[must_use]
-pub fn init_random<T: Float>(
-    spec: &ParamSpec,
-    mesh: &DeviceMesh,
-    rank: usize,
-    seed: u64,
-) -> Vec<T> {
+pub fn init_random(spec: &ParamSpec, seed: u64, index: usize) -> f64 {
     let (mean, std) = match (spec.shape.as_slice(), spec.init) {
         ([_, inputs], _) => (0.0, 1.0 / libm::sqrt(*inputs as f64)),
         (_, Init::Ones) => (1.0, 0.1),
         _ => (0.0, 0.1),
     };
-    draw(spec, mesh, rank, seed, mean, std)
+    mean + std * Stream::new(seed, &spec.name).normal(index as u64)
 }
 
-fn draw<T: Float>(
+/// The elements that `rank` holds at use, each a function of its logical index.
+#[must_use]
+pub fn local<T: Float>(
     spec: &ParamSpec,
     mesh: &DeviceMesh,
     rank: usize,
-    seed: u64,
-    mean: f64,
-    std: f64,
+    value: impl Fn(usize) -> f64,
 ) -> Vec<T> {
-    let stream = Stream::new(seed, &spec.name);
-    let mut part = Vec::with_capacity(spec.local_len(mesh, rank));
-    for (_, logical, len) in spec.runs(mesh, rank) {
-        part.extend((logical..logical + len).map(|i| {
-            let noise = if std == 0.0 {
-                0.0
-            } else {
-                std * stream.normal(i as u64)
-            };
-            T::from_f64(mean + noise)
-        }));
-    }
-    part
+    spec.runs(mesh, rank)
+        .into_iter()
+        .flat_map(|(_, logical, len)| logical..logical + len)
+        .map(|index| T::from_f64(value(index)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -90,24 +80,33 @@ mod tests {
             let on_tp = [(mesh.factor(Axis::Tp), Placement::shard(dim))];
             dense(mesh, "w", &[6, 3], &on_tp, Init::Normal { std: 0.5 })
         };
-        let whole: Vec<f64> = init(&spec(&one, 0), &one, 0, 9);
+        let part = |spec: &ParamSpec, mesh: &DeviceMesh, rank| {
+            local::<f64>(spec, mesh, rank, |i| init_value(spec, 9, i))
+        };
+        let whole: Vec<f64> = part(&spec(&one, 0), &one, 0);
         assert_eq!(whole[4], 0.5 * Stream::new(9, "w").normal(4));
         let rows: Vec<f64> = (0..4)
-            .flat_map(|r| init::<f64>(&spec(&four, 0), &four, r, 9))
+            .flat_map(|r| part(&spec(&four, 0), &four, r))
             .collect();
         assert_eq!(rows, whole);
-        let column: Vec<f64> = init(&spec(&four, 1), &four, 1, 9);
+        let column: Vec<f64> = part(&spec(&four, 1), &four, 1);
         assert_eq!(column, [1, 4, 7, 10, 13, 16].map(|i| whole[i]));
-        assert_eq!(init::<f64>(&spec(&four, 1), &four, 3, 9), vec![]);
+        assert_eq!(part(&spec(&four, 1), &four, 3), vec![]);
     }
 
     #[test]
     fn all_at_random() {
         let one = DeviceMesh::single();
-        let norm: Vec<f64> = init_random(&dense(&one, "n", &[2], &[], Init::Ones), &one, 0, 3);
-        assert_eq!(norm[1], 1.0 + 0.1 * Stream::new(3, "n").normal(1));
+        let norm = dense(&one, "n", &[2], &[], Init::Ones);
+        assert_eq!(
+            init_random(&norm, 3, 1),
+            1.0 + 0.1 * Stream::new(3, "n").normal(1)
+        );
+        assert_eq!(init_value(&norm, 3, 1), 1.0);
         let matrix = dense(&one, "m", &[2, 4], &[], Init::Normal { std: 1.0 });
-        let matrix: Vec<f64> = init_random(&matrix, &one, 0, 3);
-        assert_eq!(matrix[7], 0.5 * Stream::new(3, "m").normal(7));
+        assert_eq!(
+            init_random(&matrix, 3, 7),
+            0.5 * Stream::new(3, "m").normal(7)
+        );
     }
 }

@@ -1,5 +1,39 @@
 //! Tensor, sequence and pipeline parallel layers with hand-written backward passes, declared by
 //! placements; pipeline schedules as data.
+//!
+//! One block, with what lies on each arrow over tp. On the right the gradient on its way back: the
+//! dual placement, through the dual move ([`quintet_collectives::placement`] has the law).
+//!
+//! ```text
+//!             value                                      gradient
+//!   x         Invariant   or Shard(t)                    Invariant   or Shard(t)
+//!   |---+
+//!   |  norm   nothing sent                               nothing sent
+//!   |   |     Invariant   or Shard(t)                    Invariant   or Shard(t)
+//!   |  enter  nothing     or all-gather                  all-reduce  or reduce-scatter
+//!   |   |     Replicate                                  Partial
+//!   |  q k v  column-parallel, then rope, attention
+//!   |   |     Shard(head)                                Shard(head)
+//!   |   o     row-parallel
+//!   |   |     Partial                                    Replicate
+//!   |  leave  all-reduce  or reduce-scatter              nothing     or all-gather
+//!   |   |     Invariant   or Shard(t)                    Invariant   or Shard(t)
+//!   +--(+)
+//!   h         the same once more: norm, enter, gate and up, silu and product, down, leave
+//!   |---+     (the MLP's width for the heads)
+//!   |  ...
+//!   +--(+)
+//!   y         Invariant   or Shard(t)                    Invariant   or Shard(t)
+//! ```
+//!
+//! The second column is sequence parallelism: the same bytes on the wire, activations between
+//! regions a tp-th. In front stands the embedding (Partial, leave), behind the [`Head`] (norm,
+//! enter, logits Shard(v), loss Invariant).
+//!
+//! A [`Layer`] owns no parameter. It states each as a line of the ledger
+//! ([`quintet_collectives::ParamSpec`]), and takes views of weights and gradients in that order.
+//! A gradient that a layer adds is this rank's; over which ranks it is summed is
+//! [`summed_over`](quintet_collectives::ParamSpec::summed_over) and nobody's memory.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -36,3 +70,7 @@ pub use mlp::SwiGluMlp;
 pub use norm::RmsNorm;
 pub use saved::Saved;
 pub use spec::INIT_STD;
+
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -33,11 +33,19 @@ pub fn compare(ours: &Tensors, reference: &Tensors) -> Difference {
 /// Where the whole reference is zero, only zero meets it.
 #[must_use]
 pub fn compare_above(ours: &Tensors, reference: &Tensors, floor: f64) -> Difference {
-    let least = reference.values().map(|r| Size::of(r.iter().copied())).fold(
-        Size::default(),
-        |least, r| least.max(Size { norm: floor * r.norm, max: floor * r.max }),
-    );
-    let mut found = Difference { bit_equal: true, ..Difference::default() };
+    let least = reference
+        .values()
+        .map(|r| Size::of(r.iter().copied()))
+        .fold(Size::default(), |least, r| {
+            least.max(Size {
+                norm: floor * r.norm,
+                max: floor * r.max,
+            })
+        });
+    let mut found = Difference {
+        bit_equal: true,
+        ..Difference::default()
+    };
     let names: std::collections::BTreeSet<&String> = ours.keys().chain(reference.keys()).collect();
     for name in names {
         let (relative, equal) = match (ours.get(name), reference.get(name)) {
@@ -68,14 +76,23 @@ struct Size {
 
 impl Size {
     fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
-        let max = values.clone().fold(0.0_f64, |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) });
-        Self { norm: values.map(|v| v * v).sum::<f64>().sqrt(), max }
+        let max = values.clone().fold(
+            0.0_f64,
+            |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) },
+        );
+        Self {
+            norm: values.map(|v| v * v).sum::<f64>().sqrt(),
+            max,
+        }
     }
 
     /// The larger of each; what is not a number stays.
     fn max(self, other: Self) -> Self {
         let larger = |a: f64, b: f64| if a < b { b } else { a };
-        Self { norm: larger(self.norm, other.norm), max: larger(self.max, other.max) }
+        Self {
+            norm: larger(self.norm, other.norm),
+            max: larger(self.max, other.max),
+        }
     }
 }
 
@@ -104,7 +121,10 @@ mod tests {
     use super::*;
 
     fn tensors(values: &[(&str, &[f64])]) -> Tensors {
-        values.iter().map(|(n, v)| ((*n).to_string(), v.to_vec())).collect()
+        values
+            .iter()
+            .map(|(n, v)| ((*n).to_string(), v.to_vec()))
+            .collect()
     }
 
     #[test]
@@ -119,11 +139,17 @@ mod tests {
     #[test]
     fn zero_must_be_met_by_zero_and_nan_by_nothing() {
         let zero = tensors(&[("a", &[0.0])]);
-        assert_eq!(compare(&tensors(&[("a", &[1e-30])]), &zero).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&tensors(&[("a", &[1e-30])]), &zero).relative,
+            f64::INFINITY
+        );
         assert_eq!(compare(&zero, &zero).relative, 0.0);
         let nan = tensors(&[("a", &[f64::NAN])]);
         assert_eq!(compare(&nan, &nan).relative, f64::INFINITY);
-        assert_eq!(compare(&nan, &tensors(&[("a", &[1.0])])).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&nan, &tensors(&[("a", &[1.0])])).relative,
+            f64::INFINITY
+        );
     }
 
     #[test]
@@ -132,7 +158,10 @@ mod tests {
         let x = tensors(&[("v", &[3.0, 4.0]), ("k", &[1e-16])]);
         assert_eq!(compare(&x, &r).relative, f64::INFINITY);
         let d = compare_above(&x, &r, 1e-5);
-        assert!((d.relative - 1e-16 / 4e-5).abs() < 1e-20 && d.worst == "k", "{d:?}");
+        assert!(
+            (d.relative - 1e-16 / 4e-5).abs() < 1e-20 && d.worst == "k",
+            "{d:?}"
+        );
         // What is not small is measured as ever, and nothing but zero meets nothing.
         let x = tensors(&[("v", &[3.0, 4.4]), ("k", &[0.0])]);
         assert_eq!(compare_above(&x, &r, 1e-5), compare(&x, &r));
@@ -146,6 +175,9 @@ mod tests {
     fn a_missing_tensor_is_infinitely_far() {
         let r = tensors(&[("a", &[1.0])]);
         assert_eq!(compare(&Tensors::new(), &r).relative, f64::INFINITY);
-        assert_eq!(compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative,
+            f64::INFINITY
+        );
     }
 }

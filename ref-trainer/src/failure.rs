@@ -1,7 +1,11 @@
 //! How a run ends other than well: an exit code for scripts and one sentence for the person.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
+
+use crate::data::DataError;
+use crate::model_config::ModelError;
 
 /// Exit codes of every subcommand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +36,18 @@ pub struct Failure {
     pub exit: Exit,
     /// For the person; no full stop, no line break.
     pub sentence: String,
+}
+
+/// Ends the program: what went wrong goes to stderr, its code to the caller.
+#[must_use]
+pub fn end(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => Exit::Fine.into(),
+        Err(failure) => {
+            let _ = writeln!(io::stderr(), "quintet: {failure}");
+            failure.exit.into()
+        }
+    }
 }
 
 impl Failure {
@@ -127,20 +143,9 @@ impl From<quintet_zero::Error> for Failure {
         match error {
             quintet_zero::Error::Wire(inner) => inner.into(),
             quintet_zero::Error::Kernel(inner) => inner.into(),
+            quintet_zero::Error::Checkpoint(sentence) => Self::data(sentence),
             other => Self::aborted(other.to_string()),
         }
-    }
-}
-
-impl From<crate::oracle::OracleError> for Failure {
-    fn from(error: crate::oracle::OracleError) -> Self {
-        Self::data(error.to_string())
-    }
-}
-
-impl From<crate::data::DataError> for Failure {
-    fn from(error: crate::data::DataError) -> Self {
-        Self::data(error.to_string())
     }
 }
 
@@ -153,6 +158,30 @@ impl From<quintet_planner::Error> for Failure {
             quintet_planner::Error::Zero(inner) => inner.into(),
             other => Self::aborted(other.to_string()),
         }
+    }
+}
+
+impl From<crate::oracle::OracleError> for Failure {
+    fn from(error: crate::oracle::OracleError) -> Self {
+        Self::data(error.to_string())
+    }
+}
+
+/// A name that stands for nothing is a slip on the command line; a file that is no model is data.
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        let sentence = error.to_string();
+        match error {
+            ModelError::Experts => Self::usage(sentence),
+            ModelError::Unknown(name) if !name.contains(['/', '.']) => Self::usage(sentence),
+            _ => Self::data(sentence),
+        }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        Self::data(error.to_string())
     }
 }
 
@@ -176,6 +205,14 @@ mod tests {
         assert_eq!(Failure::from(through(layout())).exit, Exit::Usage);
         assert_eq!(Failure::from(through(len())).exit, Exit::Aborted);
         assert_eq!(Failure::from(through(len())).sentence, len().to_string());
+    }
+
+    #[test]
+    fn a_missing_model_file_is_data_and_a_wrong_name_is_usage() {
+        let exit = |name| Failure::from(crate::model_config::Model::named(name).unwrap_err()).exit;
+        assert_eq!(exit("tinny"), Exit::Usage);
+        assert_eq!(exit("tiny-moe"), Exit::Usage);
+        assert_eq!(exit("no/such/config.json"), Exit::Data);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use quintet_planner::config::{Batch, Layout, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::model_config::Model;
 
 mod check;
 mod mirror;
@@ -160,10 +161,10 @@ impl Default for OptimizerOptions {
     fn default() -> Self {
         Self {
             kind: OptimizerKind::AdamW,
-            lr: 3e-3,
-            min_lr: 3e-4,
+            lr: 2e-3,
+            min_lr: 2e-4,
             decay: Decay::Cosine,
-            warmup: 20,
+            warmup: 30,
             weight_decay: 0.1,
             clip_grad: 1.0,
             beta1: 0.9,
@@ -176,11 +177,16 @@ impl Default for OptimizerOptions {
 impl Default for Job {
     /// `quintet train` without a flag: the tiny model on one rank.
     fn default() -> Self {
+        let tiny = Model::tiny();
         Self {
             model_name: "tiny".into(),
-            model: preset("tiny").unwrap_or_else(tiny),
+            model: tiny.config,
             layout: Layout::single(),
-            batch: batch_of("tiny"),
+            batch: Batch {
+                seq: tiny.seq,
+                micro_batch: 2,
+                global_batch: tiny.global_batch,
+            },
             data: DataSource::Embedded,
             mask_fraction: 0.0,
             dtype: Dtype::F32,
@@ -289,64 +295,6 @@ fn demo_layout() -> Layout {
         tp: 2,
         pp: 2,
         ..Layout::single()
-    }
-}
-
-/// Sequence and batch lengths that go with a preset; `tiny`'s for any other model.
-#[must_use]
-pub fn batch_of(model_name: &str) -> Batch {
-    match model_name {
-        "bench-s" => Batch {
-            seq: 256,
-            micro_batch: 1,
-            global_batch: 8,
-        },
-        "bench-m" => Batch {
-            seq: 512,
-            micro_batch: 1,
-            global_batch: 4,
-        },
-        _ => Batch {
-            seq: 64,
-            micro_batch: 2,
-            global_batch: 16,
-        },
-    }
-}
-
-/// The models that have a name.
-#[must_use]
-pub fn preset(name: &str) -> Option<ModelConfig> {
-    let bench = |hidden: usize, layers, kv_heads, ffn, vocab| ModelConfig {
-        vocab,
-        hidden,
-        layers,
-        heads: 8,
-        kv_heads,
-        head_dim: hidden / 8,
-        ffn,
-        ..tiny()
-    };
-    match name {
-        "tiny" => Some(tiny()),
-        "bench-s" => Some(bench(256, 4, 4, 688, 512)),
-        "bench-m" => Some(bench(512, 8, 4, 1376, 4096)),
-        _ => None,
-    }
-}
-
-fn tiny() -> ModelConfig {
-    ModelConfig {
-        vocab: 256,
-        hidden: 64,
-        layers: 4,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 16,
-        ffn: 176,
-        rope_theta: 10_000.0,
-        norm_eps: 1e-5,
-        tied: true,
     }
 }
 

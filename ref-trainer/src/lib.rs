@@ -1,18 +1,25 @@
 //! The reference trainer: every layout computes what one device computes, and proves it.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
+pub mod cli;
 pub mod compare;
 pub mod data;
+pub mod eval;
 pub mod failure;
+pub mod forecast;
 pub mod groups;
 pub mod job;
 pub mod microbatch;
 pub mod model;
 pub mod model_config;
 pub mod oracle;
+pub mod proof;
 pub mod rank;
 pub mod record;
 pub mod report;
 pub mod schedule_lr;
 pub mod step;
+pub mod train;
 pub mod verify;
+pub mod weights;

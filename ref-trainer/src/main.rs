@@ -1,1 +1,69 @@
-fn main() {}
+//! The `quintet` program: the command line in, an exit code out.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use quintet_ref_trainer::cli::{self, Command};
+use quintet_ref_trainer::data::Samples;
+use quintet_ref_trainer::eval::evaluate;
+use quintet_ref_trainer::failure::{Exit, Failure};
+use quintet_ref_trainer::forecast::{corpus, samples};
+use quintet_ref_trainer::job::Job;
+use quintet_ref_trainer::train::train;
+use quintet_ref_trainer::verify::verify;
+
+fn main() -> ExitCode {
+    let env = |name: &str| std::env::var(name).ok();
+    match cli::parse(std::env::args_os(), env).and_then(perform) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            eprintln!("quintet: {failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+fn perform(command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Train(job) => train(&job, &stop_on_interrupt()?),
+        Command::Verify { job, json } => prove(&job, &samples(&job)?, json),
+        Command::Eval { job, weights, json } => {
+            let found = evaluate(&job, &weights, &corpus(&job)?)?;
+            cli::print(&if json {
+                found.json()?
+            } else {
+                found.to_string()
+            })?;
+            Ok(Exit::Fine)
+        }
+        Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
+    }
+}
+
+fn prove(job: &Job, samples: &Samples, json: bool) -> Result<Exit, Failure> {
+    let verdict = verify(job, samples)?;
+    cli::print(&if json {
+        verdict.json()?
+    } else {
+        verdict.to_string()
+    })?;
+    Ok(if verdict.ok {
+        Exit::Fine
+    } else {
+        Exit::Mismatch
+    })
+}
+
+/// The first interrupt asks all ranks to stop after their step; the second ends the program.
+fn stop_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = stop.clone();
+    ctrlc::set_handler(move || {
+        if asked.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(Exit::Aborted as u8));
+        }
+    })
+    .map_err(|e| Failure::aborted(format!("interrupts cannot be handled: {e}")))?;
+    Ok(stop)
+}

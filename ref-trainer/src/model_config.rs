@@ -76,11 +76,33 @@ impl Model {
     /// [`ModelError`] where there is neither, or the file holds no model that is computed here.
     pub fn named(name: &str) -> Result<Self, ModelError> {
         match name {
-            "tiny" => Ok(tiny()),
+            "tiny" => Ok(Self::tiny()),
             "bench-s" => Ok(bench_s()),
             "bench-m" => Ok(bench_m()),
             "tiny-moe" => Err(ModelError::Experts),
             path => Self::open(path),
+        }
+    }
+
+    /// The model of the demo.
+    #[must_use]
+    pub fn tiny() -> Self {
+        Self {
+            config: ModelConfig {
+                vocab: 256,
+                hidden: 64,
+                layers: 4,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 16,
+                ffn: 176,
+                rope_theta: ROPE_THETA,
+                norm_eps: 1e-5,
+                tied: true,
+            },
+            seq: 64,
+            max_positions: 64,
+            global_batch: 16,
         }
     }
 
@@ -145,26 +167,6 @@ impl Model {
             "max_position_embeddings": self.max_positions,
         });
         format!("{keys:#}\n")
-    }
-}
-
-fn tiny() -> Model {
-    Model {
-        config: ModelConfig {
-            vocab: 256,
-            hidden: 64,
-            layers: 4,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 16,
-            ffn: 176,
-            rope_theta: ROPE_THETA,
-            norm_eps: 1e-5,
-            tied: true,
-        },
-        seq: 64,
-        max_positions: 64,
-        global_batch: 16,
     }
 }
 

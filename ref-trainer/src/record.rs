@@ -95,10 +95,19 @@ pub fn record_on<E: Scalar>(
             held.extend(hashes(&rank, step)?);
             if rank.rank == 0 {
                 let (loss, count, norm) = (done.loss, done.count, done.norm);
-                steps.push(Step { loss, count, norm, grads, params });
+                steps.push(Step {
+                    loss,
+                    count,
+                    norm,
+                    grads,
+                    params,
+                });
             }
         }
-        let bytes = rank.traffic().into_iter().map(|(name, t)| (name.to_string(), t.bytes));
+        let bytes = rank
+            .traffic()
+            .into_iter()
+            .map(|(name, t)| (name.to_string(), t.bytes));
         Ok::<_, Failure>((steps, held, bytes.filter(|(_, b)| *b > 0).collect()))
     })?;
     let mut record = Record::default();

@@ -23,7 +23,7 @@ pub mod human;
 mod metrics;
 mod run_dir;
 #[cfg(test)]
-mod test_dir;
+pub(crate) mod test_dir;
 
 pub use console::{Console, Look};
 pub use curve::Curve;
@@ -173,9 +173,9 @@ impl Reporter {
         console.banner(job, forecast);
         let mut curve = Curve {
             title: format!(
-                "{} on {} rank(s), {}",
+                "{}, {}, {}",
                 job.model_name,
-                job.layout.world(),
+                banner::degrees(job),
                 forecast.data
             ),
             unigram_entropy: forecast.unigram_entropy,

@@ -8,10 +8,11 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use quintet_collectives::DType;
-use quintet_planner::traffic::{self, WireTypes};
 use quintet_planner::Layout;
+use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
 use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
@@ -50,6 +51,82 @@ pub struct Verdict {
     pub bytes_predicted: BTreeMap<String, u64>,
     /// Bytes sent by group, counted.
     pub bytes_counted: BTreeMap<String, u64>,
+}
+
+impl Verdict {
+    /// One JSON object on a line.
+    ///
+    /// # Errors
+    /// Where JSON refuses it.
+    pub fn json(&self) -> Result<String, Failure> {
+        serde_json::to_string(self)
+            .map(|text| text + "\n")
+            .map_err(|e| Failure::data(format!("the verdict cannot be written as JSON: {e}")))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = |ok: bool| if ok { "ok" } else { "DIFFERS" };
+        writeln!(
+            f,
+            "{} steps against the oracle (plain f64, one device), bound {:.0e}",
+            self.steps, self.bound
+        )?;
+        let worst = format!("gradients (worst: {})", self.worst);
+        for (what, value, bits) in [
+            ("loss", self.loss_rel, self.bit_equal.loss),
+            (worst.as_str(), self.grad_rel_max, self.bit_equal.grads),
+            (
+                "gradient norm",
+                self.grad_norm_rel,
+                self.bit_equal.grad_norm,
+            ),
+            ("parameters", self.param_rel_max, self.bit_equal.params),
+        ] {
+            let twin = if bits { ", the twin's bits" } else { "" };
+            writeln!(
+                f,
+                "  {what:<58} {value:>9.1e}  {}{twin}",
+                said(value < self.bound)
+            )?;
+        }
+        let copies = if self.copies_differ.is_empty() {
+            "equal"
+        } else {
+            &self.copies_differ
+        };
+        writeln!(f, "  copies on several ranks: {copies}")?;
+        for (group, predicted) in &self.bytes_predicted {
+            let counted = self.bytes_counted.get(group).copied().unwrap_or(0);
+            let same = if counted == *predicted {
+                "equal"
+            } else {
+                "DIFFERS"
+            };
+            writeln!(
+                f,
+                "  bytes of {group}: predicted {predicted}, counted {counted}, {same}"
+            )?;
+        }
+        for (group, counted) in &self.bytes_counted {
+            if !self.bytes_predicted.contains_key(group) {
+                writeln!(
+                    f,
+                    "  bytes of {group}: predicted none, counted {counted}, DIFFERS"
+                )?;
+            }
+        }
+        writeln!(
+            f,
+            "{}",
+            if self.ok {
+                "all ok"
+            } else {
+                "the layout is not what one device computes"
+            }
+        )
+    }
 }
 
 /// Which quantities have the twin's bits, over all steps.
@@ -111,30 +188,49 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
 /// # Errors
 /// As [`verify`].
 pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
+    let mut predicted = predicted_step(job)?;
+    predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
     Ok(Evidence {
-        predicted: predicted(job)?,
+        predicted,
         ours: record(job, samples, Begin::Random)?,
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
         truth: oracle_steps(job, samples)?,
     })
 }
 
-/// Bytes by group over all ranks and steps, before anything has run.
-fn predicted(job: &Job) -> Result<BTreeMap<String, u64>, Failure> {
+/// Bytes that each rank sends in a step, by group, before anything has run.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
     let dtype = match job.dtype {
         Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
     };
-    let types = WireTypes { storage: dtype, accumulation: dtype };
-    let step = traffic::step(&job.model, &job.layout, &job.batch, types)?;
-    let total = traffic::total(&step).into_iter();
-    Ok(total.map(|(group, bytes)| (group, bytes * job.steps)).filter(|(_, b)| *b > 0).collect())
+    let types = WireTypes {
+        storage: dtype,
+        accumulation: dtype,
+    };
+    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+}
+
+/// Bytes that all ranks send in a step, by group, before anything has run.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_step(job: &Job) -> Result<traffic::Traffic, Failure> {
+    let mut total = traffic::total(&predicted_ranks(job)?);
+    total.retain(|_, bytes| *bytes > 0);
+    Ok(total)
 }
 
 /// The same job on one rank, microbatch for microbatch.
 #[must_use]
 pub fn twin_of(job: &Job) -> Job {
-    Job { layout: Layout::single(), ..job.clone() }
+    Job {
+        layout: Layout::single(),
+        ..job.clone()
+    }
 }
 
 /// The oracle's steps.
@@ -169,10 +265,27 @@ impl OracleOptimizer {
             OptimizerKind::Sgd => OracleRule::Sgd(Sgd::new(&job.model, o.weight_decay)),
             OptimizerKind::AdamW => {
                 let betas = (o.beta1, o.beta2);
-                OracleRule::AdamW(Box::new(AdamW::new(&job.model, betas, o.eps, o.weight_decay)))
+                OracleRule::AdamW(Box::new(AdamW::new(
+                    &job.model,
+                    betas,
+                    o.eps,
+                    o.weight_decay,
+                )))
             }
         };
         Self { rule }
+    }
+
+    /// After `steps` steps, with the moments of a run by kind and name.
+    #[must_use]
+    pub fn at(job: &Job, steps: u64, state: &BTreeMap<String, Tensors>) -> Self {
+        let mut optimizer = Self::new(job);
+        if let OracleRule::AdamW(adam) = &mut optimizer.rule {
+            adam.steps = steps;
+            let kind = |name: &str| state.get(name).cloned().unwrap_or_default();
+            (adam.first, adam.second) = (kind("exp_avg"), kind("exp_avg_sq"));
+        }
+        optimizer
     }
 
     /// One step of the oracle from `params`, which it updates.
@@ -199,18 +312,34 @@ impl OracleOptimizer {
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
         let (loss, count) = (done.loss, done.count as f64);
-        Ok(Step { loss, count, norm, grads, params: params.clone() })
+        Ok(Step {
+            loss,
+            count,
+            norm,
+            grads,
+            params: params.clone(),
+        })
     }
 }
 
 /// Compares, step by step, everything that must agree.
 #[must_use]
 pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
-    let Evidence { ours, twin, truth, predicted } = evidence;
+    let Evidence {
+        ours,
+        twin,
+        truth,
+        predicted,
+    } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
-    let mut bits = BitEqual { loss: true, grads: true, grad_norm: true, params: true };
+    let mut bits = BitEqual {
+        loss: true,
+        grads: true,
+        grad_norm: true,
+        params: true,
+    };
     let complete = |steps: &[Step]| steps.len() as u64 == job.steps;
     let mut ok = complete(&ours.steps) && complete(twin) && complete(truth);
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
@@ -258,10 +387,14 @@ fn differing_copies(ours: &Record) -> String {
     for (rank, held) in ours.held.iter().enumerate() {
         for h in held {
             let part: Vec<_> = h.part.iter().map(|r| (r.start, r.end)).collect();
-            let (holder, hash) =
-                *first.entry((h.step, &h.name, part)).or_insert((rank, h.hash));
+            let (holder, hash) = *first
+                .entry((h.step, &h.name, part))
+                .or_insert((rank, h.hash));
             if hash != h.hash {
-                return format!("{} differs between ranks {holder} and {rank} after step {}", h.name, h.step);
+                return format!(
+                    "{} differs between ranks {holder} and {rank} after step {}",
+                    h.name, h.step
+                );
             }
         }
     }

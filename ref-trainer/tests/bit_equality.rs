@@ -18,12 +18,17 @@ use quintet_ref_trainer::record::{Step, record, record_on};
 use quintet_ref_trainer::verify::{twin_of, verify};
 
 fn steps(job: &Job) -> Vec<Step> {
-    record(job, &samples_of(job), Begin::Random).expect("a run").steps
+    record(job, &samples_of(job), Begin::Random)
+        .expect("a run")
+        .steps
 }
 
 /// The job in both types.
 fn in_both_types(job: &Job) -> [Job; 2] {
-    [Dtype::F64, Dtype::F32].map(|dtype| Job { dtype, ..job.clone() })
+    [Dtype::F64, Dtype::F32].map(|dtype| Job {
+        dtype,
+        ..job.clone()
+    })
 }
 
 fn assert_same(what: &str, a: &[Step], b: &[Step]) {
@@ -43,7 +48,11 @@ fn stages_have_the_twins_bits() {
                 let job = with(&cut(&job, (1, 1, pp)), |l| {
                     (l.schedule, l.stage_layers) = (schedule, layers.clone());
                 });
-                assert_same_but_norm(&format!("pp {pp} {schedule:?} {layers:?}"), &steps(&job), &twin);
+                assert_same_but_norm(
+                    &format!("pp {pp} {schedule:?} {layers:?}"),
+                    &steps(&job),
+                    &twin,
+                );
             }
         }
     }
@@ -53,7 +62,11 @@ fn stages_have_the_twins_bits() {
 fn schedules_are_equal_where_stages_are_not_alone() {
     for job in in_both_types(&cut(&small_job(), (2, 2, 2))) {
         let of = |kind| steps(&with(&job, |l| l.schedule = kind));
-        assert_same("gpipe and 1f1b", &of(ScheduleKind::GPipe), &of(ScheduleKind::OneFOneB));
+        assert_same(
+            "gpipe and 1f1b",
+            &of(ScheduleKind::GPipe),
+            &of(ScheduleKind::OneFOneB),
+        );
     }
 }
 
@@ -88,7 +101,12 @@ fn threads_per_rank_change_nothing() {
     (job.model.hidden, job.model.ffn, job.batch.seq) = (64, 176, 48);
     (job.batch.global_batch, job.steps) = (2, 1);
     for job in in_both_types(&job) {
-        let of = |threads| steps(&Job { threads_per_rank: threads, ..job.clone() });
+        let of = |threads| {
+            steps(&Job {
+                threads_per_rank: threads,
+                ..job.clone()
+            })
+        };
         let one = of(1);
         for threads in [2, 3] {
             assert_same(&format!("{threads} threads"), &of(threads), &one);
@@ -135,7 +153,10 @@ fn cuts_that_change_the_order_of_sums_are_not_called_equal() {
     for (what, job) in [("tp 2", tp), ("dp 4", dp), ("tied over stages", tied)] {
         let verdict = verify(&job, &samples_of(&job)).expect("a proof");
         assert!(verdict.ok, "{what}: {verdict:#?}");
-        assert!(!verdict.bit_equal.grads && !verdict.bit_equal.params, "{what}: {verdict:#?}");
+        assert!(
+            !verdict.bit_equal.grads && !verdict.bit_equal.params,
+            "{what}: {verdict:#?}"
+        );
     }
 }
 
@@ -143,7 +164,10 @@ fn cuts_that_change_the_order_of_sums_are_not_called_equal() {
 fn what_changes_the_problem_changes_bits() {
     let job = small_job();
     let base = steps(&job);
-    let seed = Job { seed: job.seed + 1, ..job.clone() };
+    let seed = Job {
+        seed: job.seed + 1,
+        ..job.clone()
+    };
     let mut lr = job.clone();
     lr.optimizer.lr *= 1.0 + f64::EPSILON;
     let mut micro = job.clone();
@@ -159,7 +183,10 @@ fn what_changes_the_problem_changes_bits() {
             assert_eq!(found.as_deref(), Some(first), "{what}");
         }
     }
-    let mask = RandomMask { tokens: 0.5, samples: 0.0 };
+    let mask = RandomMask {
+        tokens: 0.5,
+        samples: 0.0,
+    };
     let masked = record(&job, &samples_of(&job).with_mask(mask), Begin::Random).expect("a run");
     assert!(first_difference(&masked.steps, &base, false).is_some());
 }

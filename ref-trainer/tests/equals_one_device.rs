@@ -29,10 +29,19 @@ fn run(draw: &Draw) -> Result<Outcome, Failure> {
     let limit = draw.job.optimizer.clip_grad;
     let clipped = limit > 0.0 && evidence.truth.iter().any(|step| step.norm > limit);
     let verdict = judge(&draw.job, &evidence);
-    let counts = evidence.ours.steps.iter().zip(&evidence.truth).all(|(x, r)| x.count == r.count);
+    let counts = evidence
+        .ours
+        .steps
+        .iter()
+        .zip(&evidence.truth)
+        .all(|(x, r)| x.count == r.count);
     let bytes = verdict.bytes_counted == verdict.bytes_predicted;
     let exact = counts && bytes && verdict.copies_differ.is_empty();
-    Ok(Outcome { verdict, clipped, exact })
+    Ok(Outcome {
+        verdict,
+        clipped,
+        exact,
+    })
 }
 
 /// Runs `holds` on draws of `dtype`; the smallest that fails is told with how to run it again.
@@ -137,23 +146,42 @@ fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
         let v = &outcome.verdict;
         let (bound, worst) = (f32_bound(&draw.job), largest(v));
         if std::env::var("QUINTET_SHOW").is_ok() {
-            println!("{worst:.2e} {bound:.2e} {:.3} {} {draw}\n", worst / bound, v.worst);
+            println!(
+                "{worst:.2e} {bound:.2e} {:.3} {} {draw}\n",
+                worst / bound,
+                v.worst
+            );
         }
         seen.borrow_mut().push((worst / bound, worst, bound));
         if worst >= bound {
-            return Err(format!("{worst:.1e} is over the bound of {bound:.1e}\n{v:#?}"));
+            return Err(format!(
+                "{worst:.1e} is over the bound of {bound:.1e}\n{v:#?}"
+            ));
         }
-        if outcome.exact { Ok(()) } else { Err(format!("{v:#?}")) }
+        if outcome.exact {
+            Ok(())
+        } else {
+            Err(format!("{v:#?}"))
+        }
     });
     let mut seen = seen.into_inner();
     seen.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (closest, worst, bound) = seen[seen.len() - 1];
     let middle = seen[seen.len() / 2];
-    println!("worst observed {worst:.2e} beside its bound {bound:.2e}; median {:.2e} beside {:.2e}", middle.1, middle.2);
-    assert!(closest > 0.01, "a bound over 100 times the worst observed is no bound: {closest:.1e}");
+    println!(
+        "worst observed {worst:.2e} beside its bound {bound:.2e}; median {:.2e} beside {:.2e}",
+        middle.1, middle.2
+    );
+    assert!(
+        closest > 0.01,
+        "a bound over 100 times the worst observed is no bound: {closest:.1e}"
+    );
 }
 
 /// The largest difference of a verdict.
 fn largest(v: &Verdict) -> f64 {
-    v.loss_rel.max(v.grad_rel_max).max(v.grad_norm_rel).max(v.param_rel_max)
+    v.loss_rel
+        .max(v.grad_rel_max)
+        .max(v.grad_norm_rel)
+        .max(v.param_rel_max)
 }

@@ -26,12 +26,17 @@ const MESHES: [(usize, usize, usize); 4] = [(1, 1, 1), (3, 1, 2), (1, 4, 2), (2,
 
 /// One step of the job cut over `mesh`, sequence-parallel and ZeRO-1 where there is a tp or dp.
 fn on(job: &Job, mesh: (usize, usize, usize)) -> Job {
-    let job = with(&cut(job, mesh), |l| (l.sequence_parallel, l.zero_stage) = (l.tp > 1, 1));
+    let job = with(&cut(job, mesh), |l| {
+        (l.sequence_parallel, l.zero_stage) = (l.tp > 1, 1)
+    });
     Job { steps: 1, ..job }
 }
 
 fn first(job: &Job, samples: &Samples) -> Step {
-    record(job, samples, Begin::Random).expect("a run").steps.remove(0)
+    record(job, samples, Begin::Random)
+        .expect("a run")
+        .steps
+        .remove(0)
 }
 
 fn prepared<E: Scalar>(
@@ -47,14 +52,24 @@ fn prepared<E: Scalar>(
 fn assert_close(what: &str, a: &Step, b: &Step) {
     let grads = compare(&a.grads, &b.grads);
     let loss = (a.loss - b.loss).abs() / b.loss;
-    assert!(loss < 1e-12 && grads.relative < 1e-11, "{what}: loss {loss:.1e}, {grads:?}");
+    assert!(
+        loss < 1e-12 && grads.relative < 1e-11,
+        "{what}: loss {loss:.1e}, {grads:?}"
+    );
 }
 
 /// A batch that holds each sample twice has the same mean: losses are divided by the count of
 /// the whole batch and summed over microbatches, neither averaged nor summed twice.
 #[test]
 fn repeating_every_microbatch_changes_no_mean() {
-    let job = Job { batch: Batch { seq: 8, micro_batch: 1, global_batch: 6 }, ..small_job() };
+    let job = Job {
+        batch: Batch {
+            seq: 8,
+            micro_batch: 1,
+            global_batch: 6,
+        },
+        ..small_job()
+    };
     // A text with room for one window: every sample is that window.
     let corpus = Corpus::from_bytes("(one window)", &text(job.model.vocab, 9, 5)).expect("a text");
     let samples = Samples::new(corpus, job.seed, 8).expect("a window");
@@ -64,7 +79,11 @@ fn repeating_every_microbatch_changes_no_mean() {
         for times in [2, 3] {
             let mut more = on(&job, mesh);
             more.batch.global_batch *= times;
-            assert_close(&format!("{mesh:?} x {times}"), &first(&more, &samples), &once);
+            assert_close(
+                &format!("{mesh:?} x {times}"),
+                &first(&more, &samples),
+                &once,
+            );
         }
     }
 }
@@ -73,8 +92,11 @@ fn repeating_every_microbatch_changes_no_mean() {
 #[test]
 fn dealing_the_batch_differently_changes_no_mean() {
     let mut job = small_job();
-    job.batch.global_batch = 12;
-    let samples = samples_of(&job).with_mask(RandomMask { tokens: 0.4, samples: 0.3 });
+    job.batch.global_batch = 24;
+    let samples = samples_of(&job).with_mask(RandomMask {
+        tokens: 0.4,
+        samples: 0.3,
+    });
     let one = first(&on(&job, (1, 1, 1)), &samples);
     for mesh in MESHES {
         for micro_batch in [1, 2, 4] {
@@ -94,7 +116,10 @@ fn renaming_tokens_renames_rows() {
     let (vocab, hidden) = (job.model.vocab, job.model.hidden);
     let renamed = |token: usize| vocab - 1 - token;
     let bytes = text(vocab, 400, job.seed);
-    let mirror: Vec<u8> = bytes.iter().map(|b| renamed(usize::from(*b)) as u8).collect();
+    let mirror: Vec<u8> = bytes
+        .iter()
+        .map(|b| renamed(usize::from(*b)) as u8)
+        .collect();
     let samples = |bytes: &[u8]| {
         let corpus = Corpus::from_bytes("(renamed)", bytes).expect("a text");
         Samples::new(corpus, job.seed, job.batch.seq).expect("a window")
@@ -126,16 +151,18 @@ fn renaming_tokens_renames_rows() {
 #[test]
 fn gradients_scale_exactly() {
     fn hold<E: Scalar>(dtype: Dtype, mesh: (usize, usize, usize)) {
-        let writes = |name: &str| {
-            name == EMBEDDING || name.contains("o_proj") || name.contains("down_proj")
-        };
+        let writes =
+            |name: &str| name == EMBEDDING || name.contains("o_proj") || name.contains("down_proj");
         let factor = |name: &str| match name {
             HEAD => 0.5,
             oracle::FINAL_NORM => 2.0,
             _ if writes(name) => 2.0,
             _ => 1.0,
         };
-        let job = Job { dtype, ..on(&small_job(), mesh) };
+        let job = Job {
+            dtype,
+            ..on(&small_job(), mesh)
+        };
         let plain = first(&job, &samples_of(&job));
         let mut larger = job.clone();
         larger.model.norm_eps *= 4.0;
@@ -145,9 +172,18 @@ fn gradients_scale_exactly() {
         let expected: Tensors = plain
             .grads
             .iter()
-            .map(|(name, grad)| (name.clone(), grad.iter().map(|g| g / factor(name)).collect()))
+            .map(|(name, grad)| {
+                (
+                    name.clone(),
+                    grad.iter().map(|g| g / factor(name)).collect(),
+                )
+            })
             .collect();
-        assert_eq!(scaled.loss.to_bits(), plain.loss.to_bits(), "{mesh:?} {dtype:?}");
+        assert_eq!(
+            scaled.loss.to_bits(),
+            plain.loss.to_bits(),
+            "{mesh:?} {dtype:?}"
+        );
         let found = compare(&scaled.grads, &expected);
         assert!(found.bit_equal, "{mesh:?} {dtype:?}: {found:?}");
     }
@@ -191,11 +227,19 @@ fn sent(log: &Log, world: usize) -> Vec<BTreeMap<String, u64>> {
 
 /// What the planner says of each rank, over all steps.
 fn planned(job: &Job) -> Vec<BTreeMap<String, u64>> {
-    let types = WireTypes { storage: DType::F64, accumulation: DType::F64 };
+    let types = WireTypes {
+        storage: DType::F64,
+        accumulation: DType::F64,
+    };
     let step = traffic::step(&job.model, &job.layout, &job.batch, types).expect("a plan");
     let times = |bytes: u64| bytes * job.steps;
     step.into_iter()
-        .map(|rank| rank.into_iter().map(|(g, b)| (g, times(b))).filter(|(_, b)| *b > 0).collect())
+        .map(|rank| {
+            rank.into_iter()
+                .map(|(g, b)| (g, times(b)))
+                .filter(|(_, b)| *b > 0)
+                .collect()
+        })
         .collect()
 }
 
@@ -205,7 +249,9 @@ fn every_rank_sends_what_the_planner_says() {
         let (world, predicted) = (draw.job.layout.world(), planned(&draw.job));
         let log = watch(&draw.job, &draw.samples()).expect("a run");
         assert_eq!(sent(&log, world), predicted, "on the transport\n{draw}");
-        let counted = record(&draw.job, &draw.samples(), Begin::Random).expect("a run").bytes;
+        let counted = record(&draw.job, &draw.samples(), Begin::Random)
+            .expect("a run")
+            .bytes;
         assert_eq!(counted, predicted, "by the communicators\n{draw}");
     }
 }
@@ -219,13 +265,22 @@ fn members_of_a_group_issue_the_same_calls_whatever_the_data() {
                 continue;
             }
             let calls: Vec<_> = members.values().map(|seen| &seen.calls).collect();
-            assert!(calls.windows(2).all(|pair| pair[0] == pair[1]), "{name} {ranks:?}\n{draw}");
+            assert!(
+                calls.windows(2).all(|pair| pair[0] == pair[1]),
+                "{name} {ranks:?}\n{draw}"
+            );
         }
         // All masked, or nothing: neither a call nor a message less.
         for tokens in [0.0, 1.0] {
-            let mask = RandomMask { tokens, samples: 0.0 };
+            let mask = RandomMask {
+                tokens,
+                samples: 0.0,
+            };
             let other = watch(&draw.job, &draw.samples().with_mask(mask)).expect("a run");
-            assert!(other == log, "masking {tokens} of the tokens changes what is sent\n{draw}");
+            assert!(
+                other == log,
+                "masking {tokens} of the tokens changes what is sent\n{draw}"
+            );
         }
     }
 }
@@ -240,8 +295,27 @@ fn a_log_sees_what_passes() {
     for rank in sent(&log, 8) {
         assert_eq!(rank.keys().map(String::as_str).collect::<Vec<_>>(), labels);
     }
-    let plain = Layout { sequence_parallel: false, ..job.layout.clone() };
-    let plain = Job { layout: plain, ..job.clone() };
+    let plain = Layout {
+        sequence_parallel: false,
+        ..job.layout.clone()
+    };
+    let plain = Job {
+        layout: plain,
+        ..job.clone()
+    };
     let other = watch(&plain, &samples_of(&job)).expect("a run");
     assert!(other != log && total(&other) > 0);
+}
+
+/// A batch that replicas cannot share evenly is refused by the ranks themselves, not only by the
+/// command line: part of it would go unseen.
+#[test]
+fn a_batch_that_cannot_be_dealt_is_refused() {
+    let mut job = cut(&small_job(), (2, 1, 1));
+    job.batch = Batch {
+        micro_batch: 3,
+        ..job.batch
+    };
+    let refused = record(&job, &samples_of(&job), Begin::Random).expect_err("8 samples in threes");
+    assert!(refused.sentence.contains("no multiple"), "{refused}");
 }

@@ -40,33 +40,53 @@ fn found(outcome: &Result<Verdict, Failure>) -> BTreeSet<&'static str> {
         ("copies", !v.copies_differ.is_empty()),
         ("bytes", v.bytes_counted != v.bytes_predicted),
     ];
-    let found: BTreeSet<_> = all.into_iter().filter(|(_, seen)| *seen).map(|(name, _)| name).collect();
+    let found: BTreeSet<_> = all
+        .into_iter()
+        .filter(|(_, seen)| *seen)
+        .map(|(name, _)| name)
+        .collect();
     assert_eq!(v.ok, found.is_empty(), "{v:#?}");
     found
 }
 
 /// Some tokens of some samples do not count, so that replicas have unequal shares.
 fn samples(job: &Job) -> Samples {
-    samples_of(job).with_mask(RandomMask { tokens: 0.3, samples: 0.2 })
+    samples_of(job).with_mask(RandomMask {
+        tokens: 0.3,
+        samples: 0.2,
+    })
 }
 
 fn run(job: &Job, clean: &Evidence, plant: Plant) -> Result<Verdict, Failure> {
     let world = World::new(job.layout.world())?;
     let ours = record_on::<f64>(&world, job, &samples(job), Begin::Random, plant)?;
-    Ok(judge(job, &Evidence { ours, ..clean.clone() }))
+    Ok(judge(
+        job,
+        &Evidence {
+            ours,
+            ..clean.clone()
+        },
+    ))
 }
 
 /// A fault is nothing without `plant`, and with it is seen by each of `by`.
 fn caught(what: &str, job: &Job, plant: Plant, by: &[&str]) {
     job.check().expect("a valid job");
     let clean = evidence(job, &samples(job)).expect("a proof");
-    assert_eq!(found(&Ok(judge(job, &clean))), BTreeSet::new(), "{what}: nothing is planted yet");
+    assert_eq!(
+        found(&Ok(judge(job, &clean))),
+        BTreeSet::new(),
+        "{what}: nothing is planted yet"
+    );
     let outcome = run(job, &clean, plant);
     let seen = found(&outcome);
     let told = outcome.err().map_or(String::new(), |e| format!(": {e}"));
     println!("{what:<60} {seen:?}{told}");
     let missed: Vec<_> = by.iter().filter(|name| !seen.contains(**name)).collect();
-    assert!(missed.is_empty(), "{what}: not seen by {missed:?}, only by {seen:?}");
+    assert!(
+        missed.is_empty(),
+        "{what}: not seen by {missed:?}, only by {seen:?}"
+    );
 }
 
 fn job(dp: usize, tp: usize, pp: usize, change: impl FnOnce(&mut Layout)) -> Job {
@@ -74,7 +94,10 @@ fn job(dp: usize, tp: usize, pp: usize, change: impl FnOnce(&mut Layout)) -> Job
 }
 
 fn place(at_use: &mut [(Factor, Placement)], axis: Axis, from: Placement, to: Placement) {
-    for (_, p) in at_use.iter_mut().filter(|(f, p)| f.axis == axis && *p == from) {
+    for (_, p) in at_use
+        .iter_mut()
+        .filter(|(f, p)| f.axis == axis && *p == from)
+    {
         *p = to;
     }
 }
@@ -91,7 +114,12 @@ fn norms_under_sequence_parallelism_that_nobody_sums() {
             }
         })
     };
-    caught("norms under sequence-parallel: not summed", &job, plant, &["gradients", "copies", "bytes"]);
+    caught(
+        "norms under sequence-parallel: not summed",
+        &job,
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
 }
 
 #[test]
@@ -104,7 +132,12 @@ fn norms_that_are_summed_though_every_rank_has_the_whole() {
         })
     };
     // Twice the gradient on both ranks: their copies agree, only a reference can tell.
-    caught("a norm without sequence-parallel: summed", &job(1, 2, 1, |_| ()), plant, &["gradients", "norm"]);
+    caught(
+        "a norm without sequence-parallel: summed",
+        &job(1, 2, 1, |_| ()),
+        plant,
+        &["gradients", "norm"],
+    );
 }
 
 #[test]
@@ -116,14 +149,27 @@ fn shared_kv_heads_that_nobody_sums() {
             }
         })
     };
-    caught("2 KV heads on tp 4: copies not summed", &job(1, 4, 1, |_| ()), plant, &["gradients", "copies"]);
+    caught(
+        "2 KV heads on tp 4: copies not summed",
+        &job(1, 4, 1, |_| ()),
+        plant,
+        &["gradients", "copies"],
+    );
 }
 
 #[test]
 fn replicas_that_nobody_sums() {
-    let plant: Plant =
-        |rank| plant::ledger(rank, |line| place(&mut line.at_use, Axis::Dp, Replicate, Invariant));
-    caught("replicas: nothing summed", &job(2, 1, 1, |_| ()), plant, &["gradients", "copies", "bytes"]);
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            place(&mut line.at_use, Axis::Dp, Replicate, Invariant)
+        })
+    };
+    caught(
+        "replicas: nothing summed",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
 }
 
 #[test]
@@ -136,14 +182,24 @@ fn one_parameter_that_the_sum_over_replicas_forgets() {
         })
     };
     let job = job(2, 2, 2, |l| l.zero_stage = 1);
-    caught("replicas: one parameter not summed", &job, plant, &["gradients", "copies", "bytes"]);
+    caught(
+        "replicas: one parameter not summed",
+        &job,
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
 }
 
 #[test]
 fn a_tied_table_whose_copies_are_strangers() {
     let mut job = job(1, 1, 2, |_| ());
     job.model.tied = true;
-    caught("a tied table: copies not summed", &job, plant::untie, &["refused"]);
+    caught(
+        "a tied table: copies not summed",
+        &job,
+        plant::untie,
+        &["refused"],
+    );
 }
 
 #[test]
@@ -161,7 +217,12 @@ fn a_mean_of_the_means_of_replicas() {
         rank.groups.data = rank.groups.world.subgroup(&alone, "alone")?;
         Ok(())
     };
-    caught("each replica divides by its own count", &job(2, 1, 1, |_| ()), plant, &["gradients", "loss", "bytes"]);
+    caught(
+        "each replica divides by its own count",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["gradients", "loss", "bytes"],
+    );
 }
 
 #[test]
@@ -172,7 +233,12 @@ fn a_microbatch_that_is_left_out() {
         rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches() - 1, &segments)?;
         Ok(())
     };
-    caught("the last microbatch is not run", &job(1, 1, 2, |_| ()), plant, &["gradients", "loss", "bytes"]);
+    caught(
+        "the last microbatch is not run",
+        &job(1, 1, 2, |_| ()),
+        plant,
+        &["gradients", "loss", "bytes"],
+    );
 }
 
 #[test]
@@ -184,7 +250,12 @@ fn a_bucket_whose_reduction_is_left_out() {
         rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches(), &segments)?;
         Ok(())
     };
-    caught("a bucket is not reduced", &job(2, 1, 1, |l| l.bucket_bytes = 1), plant, &["refused"]);
+    caught(
+        "a bucket is not reduced",
+        &job(2, 1, 1, |l| l.bucket_bytes = 1),
+        plant,
+        &["refused"],
+    );
 }
 
 #[test]
@@ -198,30 +269,53 @@ fn a_reduction_that_only_one_rank_starts() {
             }
         })
     };
-    caught("replicas issue different sums", &job(2, 1, 1, |_| ()), plant, &["refused"]);
+    caught(
+        "replicas issue different sums",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["refused"],
+    );
 }
 
 #[test]
 fn owners_that_step_on_what_they_do_not_own() {
     let job = job(2, 1, 1, |l| l.zero_stage = 1);
     let plant: Plant = |rank| plant::stages(rank, ZeroStage::One, ZeroStage::Ddp);
-    caught("gradients scattered, optimizer whole", &job, plant, &["parameters", "copies", "bytes"]);
+    caught(
+        "gradients scattered, optimizer whole",
+        &job,
+        plant,
+        &["parameters", "copies", "bytes"],
+    );
 }
 
 #[test]
 fn a_sum_that_is_right_but_sent_twice() {
     let job = job(2, 1, 1, |l| l.zero_stage = 1);
     let plant: Plant = |rank| plant::stages(rank, ZeroStage::Ddp, ZeroStage::One);
-    caught("gradients whole, optimizer scattered", &job, plant, &["bytes"]);
+    caught(
+        "gradients whole, optimizer scattered",
+        &job,
+        plant,
+        &["bytes"],
+    );
 }
 
 #[test]
 fn a_replica_that_begins_with_other_weights() {
     let plant: Plant = |rank| {
         let off = if rank.rank == 1 { 1.0 + 1e-6 } else { 1.0 };
-        plant::set(rank, |name, _, was| if name == EMBEDDING { was * off } else { was })
+        plant::set(
+            rank,
+            |name, _, was| if name == EMBEDDING { was * off } else { was },
+        )
     };
-    caught("a replica begins 1e-6 off", &job(2, 1, 1, |_| ()), plant, &["gradients", "loss", "copies"]);
+    caught(
+        "a replica begins 1e-6 off",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["gradients", "loss", "copies"],
+    );
 }
 
 #[test]
@@ -234,5 +328,10 @@ fn a_stage_of_another_model() {
         }
         Ok(())
     };
-    caught("a stage turns positions by another base", &job(1, 1, 2, |_| ()), plant, &["gradients", "loss"]);
+    caught(
+        "a stage turns positions by another base",
+        &job(1, 1, 2, |_| ()),
+        plant,
+        &["gradients", "loss"],
+    );
 }

@@ -17,6 +17,7 @@
 mod format;
 mod load;
 mod save;
+mod staging;
 
 use std::path::{Path, PathBuf};
 use std::string::String;

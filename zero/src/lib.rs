@@ -1,5 +1,69 @@
 //! ZeRO sharding of gradients and optimizer state: flat layouts, partitions, overlapped buckets,
-//! exact global-norm clipping.
+//! exact global-norm clipping, and checkpoints that load under any other layout.
+//!
+//! ```text
+//! ParamSpecs of a chunk --FlatLayout::build--> entries, parts, buckets      pure data
+//!                                    |
+//!            Partition: who keeps what under a ZeroStage                    pure data
+//!             |               |                  |
+//!        ParamStore        GradSync       ShardedOptimizer                  buffers
+//!        views(layer)      views_mut(layer)      |
+//!                          reduce(bucket)        |
+//!                          finish() --> grad_norm --> step --> all-gather
+//! ```
+//!
+//! # Stages
+//!
+//! | stage     | parameters | gradients | optimizer state | traffic per element of a part of N ranks    |
+//! |-----------|------------|-----------|-----------------|---------------------------------------------|
+//! | 0 `Ddp`   | whole      | whole     | whole           | all-reduce of the gradient                  |
+//! | 1 `One`   | whole      | whole     | 1/N             | reduce-scatter, all-gather of the parameter |
+//! | 2 `Two`   | whole      | 1/N       | 1/N             | not built yet                               |
+//! | 3 `Three` | 1/N        | 1/N       | 1/N             | not built yet                               |
+//!
+//! N is dp x cp for dense parameters and edp for those of experts. Stages 0 and 1 have the same
+//! bits, the norm included.
+//!
+//! # A flat layout
+//!
+//! Two pipeline stages, dp 2, tp 2 with sequence parallelism; stage 0 holds the embedding, tied to
+//! the head of stage 1, and one block. Rank 1 prints it as
+//!
+//! ```text
+//! rank 1, stage 0 of 2: 48 elements
+//! bucket 0: layers 1..2
+//!   part 0: 27 elements, summed over dp 2, mine 0..14
+//!          0 +9      0.q [6, 3] in part
+//!          9 +6      0.k [4, 3] in part
+//!         15 +9      0.o [3, 6] in part
+//!         24 +3      0.bias [3], no decay
+//!   part 1: 3 elements, summed over tp 2, then dp 2, mine 0..2
+//!          0 +3      0.norm [3], no decay
+//!   part 2: 12 elements, summed over edp 2, mine 0..6
+//!          0 +12     0.experts [4, 3, 2] in part
+//! bucket 1: layers 0..1
+//! tied bucket
+//!   part 3: 6 elements, summed over stages [0, 1], then dp 2, mine 0..3
+//!          0 +6      embed [5, 3] in part
+//! ```
+//!
+//! Over which ranks a gradient is summed, where it counts in the norm, and which rank writes it
+//! into a checkpoint all follow from [`ParamSpec`](quintet_collectives::ParamSpec): there is no
+//! list to forget a parameter in.
+//!
+//! # A step
+//!
+//! ```text
+//! sync.zero()?;
+//! for each microbatch: for each segment of layout.segments(): for each layer of it, reversed:
+//!     layer.backward(.., params.views(layer)?, .., sync.views_mut(layer)?)
+//!     after the last microbatch of the segment: sync.reduce(&groups, bucket)?
+//! sync.finish(&groups)?;
+//! let norm = grad_norm(&device, &[&sync], &groups)?;
+//! optimizer.step(&mut params, &sync, &groups, lr, clip_factor(norm, 1.0))?;
+//! ```
+//!
+//! `examples/01_zero1.rs` is a whole program.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -24,7 +88,7 @@ mod views;
 pub use clip::{clip_factor, grad_norm};
 pub use error::Error;
 pub use full::{Full, gather_grads, gather_params, gather_state};
-pub use groups::{tie_ranks, GroupSet, Groups};
+pub use groups::{GroupSet, Groups, tie_ranks};
 pub use layout::{Bucket, Entry, FlatLayout, LayoutSpec, Part, Piece, Tied};
 pub use optimizer::{Rule, ShardedOptimizer};
 pub use partition::{Keep, Kept, Partition, ZeroStage};

@@ -4,7 +4,7 @@
 //! part      | w            | b    | norm     |        decay splits a chunk by entry
 //! rank 1            [..............]                  m, v (and master weights of bf16) live here
 //! step              wwwwwwww|bbbbbb
-//! then              all-gather of the parameters, over the replicas
+//! beside the next   all-gather of the part's parameters, over the replicas
 //! ```
 //!
 //! Steps are elementwise, so that stages 0 and 1 have the same bits.
@@ -17,7 +17,7 @@ use core::ops::Range;
 use quintet_kernels::backend::slice_mut;
 use quintet_kernels::{AdamWSpec, Backend, Collectives, Float, Optimizer, Scalar, SgdSpec, Tag};
 
-use crate::{Error, FlatLayout, GradSync, Groups, ParamStore, Partition};
+use crate::{Entry, Error, FlatLayout, GradSync, Groups, ParamStore, Partition};
 
 /// The rule of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -157,6 +157,10 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         lr: f64,
         grad_scale: f64,
     ) -> Result<(), Error> {
+        let count = self.parts.len();
+        let grads: Vec<_> = (0..count)
+            .map(|part| grads.part(part))
+            .collect::<Result<_, _>>()?;
         self.step += 1;
         let numbers = Numbers {
             rule: self.rule,
@@ -164,30 +168,18 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
             lr,
             grad_scale,
         };
-        for (i, state) in self.parts.iter_mut().enumerate() {
-            let grad = grads.part(i)?;
-            let param = params.part_mut(i)?;
-            for (range, decay) in &state.cuts {
-                let grad = B::slice(grad, range.clone());
-                let own = range.start - state.range.start..range.end - state.range.start;
-                let mut moments = state.moments.iter_mut();
-                let moments = (moments.next(), moments.next());
-                let pair = (cut::<B, _>(moments.0, &own), cut::<B, _>(moments.1, &own));
-                let (master, param) = match &mut state.master {
-                    Some(master) => {
-                        let param = slice_mut::<B, E>(B::whole_mut(param), range.clone());
-                        (cut::<B, _>(Some(master), &own), Some(param))
-                    }
-                    None => (cut::<B, _>(as_acc::<B, E>(param), range), None),
-                };
-                numbers.apply::<B, E>(&self.device, *decay, grad, master, pair, param)?;
+        let mut started = Vec::new();
+        for (part, grad) in grads.into_iter().enumerate() {
+            self.parts[part].step(&self.device, &numbers, grad, params.part_mut(part)?)?;
+            // The parts that are stepped next go on beside this one's all-gather.
+            if self.partition.scatters() {
+                let pending = params.start_gather::<C>(groups, part)?;
+                started.extend(pending.map(|pending| (part, pending)));
             }
         }
-        if self.partition.scatters() {
-            params.all_gather(groups)
-        } else {
-            Ok(())
-        }
+        started
+            .into_iter()
+            .try_for_each(|(part, pending)| params.end_gather(part, pending))
     }
 
     /// The kinds of state it keeps, in the order in which they are counted.
@@ -215,6 +207,42 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         Ok(())
     }
 
+    /// Sets the count and every element of state that this rank keeps:
+    /// `value(kind, entry, logical index)`, in f64.
+    ///
+    /// # Errors
+    /// What the device fails with.
+    pub fn fill(
+        &mut self,
+        step: u64,
+        mut value: impl FnMut(&'static str, &Entry, usize) -> f64,
+    ) -> Result<(), Error> {
+        let layout = self.layout().clone();
+        let kinds = self.kinds();
+        for (state, part) in self.parts.iter_mut().zip(layout.parts()) {
+            for (buffer, &kind) in state
+                .moments
+                .iter_mut()
+                .chain(&mut state.master)
+                .zip(&kinds)
+            {
+                let mut host = alloc::vec![E::Acc::from_f64(0.0); state.range.len()];
+                for &entry in &part.entries {
+                    let entry = &layout.entries()[entry];
+                    for (at, logical, len) in layout.runs(entry, &state.range) {
+                        for i in 0..len {
+                            let here = at - state.range.start + i;
+                            host[here] = E::Acc::from_f64(value(kind, entry, logical + i));
+                        }
+                    }
+                }
+                *buffer = self.device.upload(Tag::Optimizer, &host)?;
+            }
+        }
+        self.step = step;
+        Ok(())
+    }
+
     /// The partition.
     #[must_use]
     pub fn partition(&self) -> &Partition {
@@ -228,6 +256,33 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         for (part, (moments, master)) in self.parts.iter_mut().zip(state) {
             (part.moments, part.master) = (moments, master);
         }
+    }
+}
+
+impl<B: Optimizer, E: Scalar> State<B, E> {
+    fn step(
+        &mut self,
+        device: &B,
+        numbers: &Numbers,
+        grad: B::Ref<'_, E::Acc>,
+        param: &mut B::Buf<E>,
+    ) -> Result<(), Error> {
+        for (range, decay) in &self.cuts {
+            let grad = B::slice(grad, range.clone());
+            let own = range.start - self.range.start..range.end - self.range.start;
+            let mut moments = self.moments.iter_mut();
+            let moments = (moments.next(), moments.next());
+            let pair = (cut::<B, _>(moments.0, &own), cut::<B, _>(moments.1, &own));
+            let (master, param) = match &mut self.master {
+                Some(master) => {
+                    let param = slice_mut::<B, E>(B::whole_mut(param), range.clone());
+                    (cut::<B, _>(Some(master), &own), Some(param))
+                }
+                None => (cut::<B, _>(as_acc::<B, E>(param), range), None),
+            };
+            numbers.apply::<B, E>(device, *decay, grad, master, pair, param)?;
+        }
+        Ok(())
     }
 }
 

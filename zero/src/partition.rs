@@ -1,12 +1,6 @@
 //! Who keeps what: the whole difference between the stages.
 //!
-//! | stage     | parameters | gradients | optimizer state | per step and element of a part of N ranks |
-//! |-----------|------------|-----------|-----------------|--------------------------------------------|
-//! | 0 `Ddp`   | whole      | whole     | whole           | all-reduce of the gradient                 |
-//! | 1 `One`   | whole      | whole     | 1/N             | reduce-scatter, then all-gather            |
-//! | 2 `Two`   | whole      | 1/N       | 1/N             | reduce-scatter each microbatch, all-gather |
-//! | 3 `Three` | 1/N        | 1/N       | 1/N             | all-gather each use, reduce-scatter        |
-//!
+//! The table stands in the head of this crate; [`ZeroStage::kept`] is its rows.
 //! (Rajbhandari et al. 2020.) Stages 2 and 3 are refused until they are built.
 
 use alloc::sync::Arc;

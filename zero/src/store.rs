@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use quintet_kernels::{Backend, Collectives, Queue, Scalar, Tag};
+use quintet_kernels::{Backend, Collectives, Pending, Queue, Scalar, Tag};
 
 use crate::{Entry, Error, FlatLayout, Groups, groups};
 
@@ -150,30 +150,38 @@ impl<B: Backend, E: Scalar> ParamStore<B, E> {
         self.parts = parts.into_iter().map(Some).collect();
     }
 
-    /// Fills every part from its owners' chunks: started for all, then waited for.
-    pub(crate) fn all_gather<C: Collectives<B>>(
+    /// Starts filling a part from its owners' chunks; none where there is nothing to fill.
+    pub(crate) fn start_gather<C: Collectives<B>>(
         &mut self,
         groups: &impl Groups<C>,
-    ) -> Result<(), Error> {
+        index: usize,
+    ) -> Result<Option<C::Pending<E>>, Error> {
         let layout = self.layout.clone();
-        let mut started = Vec::new();
-        for (i, part) in layout.parts().iter().enumerate() {
-            if part.places == 1 || part.len == 0 {
-                continue;
-            }
-            let group = groups::over(groups, &layout, &part.shard)?;
-            let buffer = self
-                .parts
-                .get_mut(i)
-                .and_then(Option::take)
-                .ok_or(lost(i))?;
-            let after = self.device.record(Queue::Compute);
-            started.push((i, group.start_all_gather(buffer, &part.counts(), after)?));
-        }
-        for (i, pending) in started {
-            let buffer = quintet_kernels::Pending::wait_on(pending, &self.device, Queue::Compute)?;
-            self.parts[i] = Some(buffer);
-        }
+        let part = match layout.parts().get(index) {
+            Some(part) if part.places > 1 && part.len > 0 => part,
+            _ => return Ok(None),
+        };
+        let group = groups::over(groups, &layout, &part.shard)?;
+        let buffer = self
+            .parts
+            .get_mut(index)
+            .and_then(Option::take)
+            .ok_or(lost(index))?;
+        let after = self.device.record(Queue::Compute);
+        Ok(Some(group.start_all_gather(
+            buffer,
+            &part.counts(),
+            after,
+        )?))
+    }
+
+    /// Takes a part back that has been filled.
+    pub(crate) fn end_gather<P: Pending<B, E>>(
+        &mut self,
+        index: usize,
+        pending: P,
+    ) -> Result<(), Error> {
+        self.parts[index] = Some(pending.wait_on(&self.device, Queue::Compute)?);
         Ok(())
     }
 }

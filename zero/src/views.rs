@@ -31,3 +31,24 @@ pub(crate) fn views_mut<'a, B: Backend, T: Data>(
     }
     views
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintet_kernels::{Cpu, Tag};
+
+    #[test]
+    fn views_come_in_the_order_asked_for_whatever_lies_between() {
+        let cpu = Cpu::new(1);
+        let mut buffers: Vec<_> = [[0, 1, 2, 3], [4, 5, 6, 7]]
+            .iter()
+            .map(|host| cpu.upload(Tag::Scratch, host).ok())
+            .collect();
+        let ranges = [(1, 2..4), (0, 3..4), (0, 0..0), (0, 0..2), (2, 0..1)];
+        let whole = buffers.iter_mut().map(Option::as_mut).enumerate();
+        let views = views_mut::<Cpu, i32>(whole, &ranges);
+        let seen: Vec<Option<&[i32]>> = views.iter().map(|v| v.as_deref()).collect();
+        let want: [Option<&[i32]>; 5] = [Some(&[6, 7]), Some(&[3]), Some(&[]), Some(&[0, 1]), None];
+        assert_eq!(seen, want);
+    }
+}

@@ -265,8 +265,9 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
     fn poll(&mut self, link: &mut Link<T>, _: &mut u64) -> Result<bool> {
         let message = match core::mem::replace(&mut self.state, SendState::Gone) {
             SendState::Before => {
-                let storage = link.storage();
-                Message::new(Tag::User(self.tag), self.buffer.as_ref(), storage)
+                let elements = self.buffer.as_ref();
+                let storage = link.storage(size_of_val(elements));
+                Message::new(Tag::User(self.tag), elements, storage)
             }
             SendState::Held(message) => message,
             SendState::Gone => return Ok(true),

@@ -91,7 +91,7 @@ fn broadcast(n: usize, rank: usize, root: usize, len: usize, fresh: bool) -> Vec
         let bit = 1 << k;
         if node % (2 * bit) == bit {
             round.recv(real(node - bit), len, Action::Store(0));
-        } else if node % (2 * bit) == 0 && node + bit < n {
+        } else if node.is_multiple_of(2 * bit) && node + bit < n {
             let root = node == 0 && fresh;
             round.send(
                 real(node + bit),

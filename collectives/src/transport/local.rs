@@ -16,6 +16,7 @@
 //! the first, and a difference poisons the group before anything wrong can be received.
 
 use std::{
+    boxed::Box,
     collections::{BTreeMap, VecDeque},
     format,
     string::{String, ToString},
@@ -111,7 +112,9 @@ struct InboxState {
 #[derive(Debug, Default)]
 struct Lane {
     queue: VecDeque<Message>,
-    bytes: usize,
+    /// Messages and bytes held, of collectives and of `send`: each is bounded by itself, so that
+    /// what nobody has received yet does not keep a collective from passing.
+    held: [(usize, usize); 2],
     /// The sender found no room.
     blocked: bool,
 }
@@ -160,14 +163,15 @@ impl Transport for Local {
         let inbox = &self.group.inboxes[to];
         let mut state = lock(&inbox.state);
         let lane = &mut state.lanes[self.rank];
-        if !lane.queue.is_empty() && lane.bytes + bytes > self.group.bound {
+        let (count, held) = lane.held[class(message.tag)];
+        if count > 0 && held + bytes > self.group.bound {
             lane.blocked = true;
             // The owner may sleep for a message that is behind this one.
             state.poke(inbox);
             return Ok(Some(message));
         }
         let key = (self.rank, message.tag);
-        lane.bytes += bytes;
+        lane.held[class(message.tag)] = (count + 1, held + bytes);
         lane.queue.push_back(message);
         if state.parked && state.wanted.contains(&key) {
             state.needed = state.needed.saturating_sub(1);
@@ -191,7 +195,9 @@ impl Transport for Local {
             return if left { Err(self.lost(from)) } else { Ok(None) };
         };
         let message = lane.queue.remove(at);
-        lane.bytes -= message.as_ref().map_or(0, Message::bytes);
+        let (count, held) = &mut lane.held[class(tag)];
+        *count -= 1;
+        *held -= message.as_ref().map_or(0, Message::bytes);
         let blocked = core::mem::take(&mut lane.blocked);
         drop(state);
         if blocked {
@@ -487,9 +493,9 @@ impl Group {
                     group: self.name.clone(),
                     sequence: call.sequence,
                     first: self.ranks[entry.first],
-                    first_call: entry.call,
+                    first_call: Box::new(entry.call),
                     second: self.ranks[rank],
-                    second_call: *call,
+                    second_call: Box::new(*call),
                 });
             }
         }
@@ -539,6 +545,11 @@ impl InboxState {
             (false, _) => 0,
         };
     }
+}
+
+/// Which bound a message counts towards.
+fn class(tag: Tag) -> usize {
+    usize::from(matches!(tag, Tag::User(_)))
 }
 
 /// A panic while a lock was held leaves data that is still whole here: each critical section is a

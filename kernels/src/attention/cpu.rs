@@ -296,7 +296,7 @@ fn forward_head<T: Tile>(
     let key_blocks = blocks(keys, KEYS);
     let packed = |z: Block| Right::<T>::room(d, z.len) + Right::<T>::room(z.len, d);
     let mut scratch = Scratch::take();
-    let len = key_blocks.clone().map(packed).sum::<usize>() + QUERIES * (KEYS + d + 2);
+    let len = key_blocks.clone().map(packed).sum::<usize>() + QUERIES * (KEYS + d + 3);
     let mut room = scratch.of::<T>(len);
     let kv: Vec<_> = key_blocks
         .map(|z| {
@@ -310,7 +310,7 @@ fn forward_head<T: Tile>(
     for s in blocks(queries, QUERIES) {
         let mut room = &mut *room;
         let acc = cut(&mut room, s.len * d);
-        let (max, sum) = (cut(&mut room, s.len), cut(&mut room, s.len));
+        let [max, sum, fade] = [(); 3].map(|()| cut(&mut room, s.len));
         acc.fill(T::ZERO);
         max.fill(T::NEG_INFINITY);
         sum.fill(T::ZERO);
@@ -322,14 +322,17 @@ fn forward_head<T: Tile>(
             }
             let p = &mut room[..s.len * z.len];
             kt.times(&q, p, false);
-            wide(|| {
-                for (i, p) in p.chunks_exact_mut(z.len).enumerate() {
-                    let fade = soften(p, &mask, i, scale, &mut max[i], &mut sum[i]);
-                    for o in &mut acc[i * d..(i + 1) * d] {
-                        *o *= fade;
+            wide(
+                #[inline(always)]
+                || {
+                    soften(p, &mask, scale, [&mut *max, &mut *sum, &mut *fade]);
+                    for (acc, &fade) in acc.chunks_exact_mut(d).zip(fade.iter()) {
+                        for o in acc {
+                            *o *= fade;
+                        }
                     }
-                }
-            });
+                },
+            );
             v.times(&Operand::strided(p, z.len, 1), acc, true);
         }
         for (i, acc) in acc.chunks_exact(d).enumerate() {
@@ -347,30 +350,48 @@ fn forward_head<T: Tile>(
     }
 }
 
-/// Scores of row `i` to weights `exp(score - max)`; returns the factor on what came before.
+/// Scores to weights `exp(score - max)`; `fade` is the factor on what came before. Each step is
+/// done for all rows before the next: within one row they would wait for each other.
 #[inline(always)]
-fn soften<T: Real>(
-    row: &mut [T],
-    mask: &Mask<'_>,
-    i: usize,
-    scale: T,
-    max: &mut T,
-    sum: &mut T,
-) -> T {
-    for x in row.iter_mut() {
-        *x *= scale;
+fn soften<T: Real>(p: &mut [T], mask: &Mask<'_>, scale: T, [max, sum, fade]: [&mut [T]; 3]) {
+    let keys = mask.k_pos.len();
+    for (i, row) in p.chunks_exact_mut(keys).enumerate() {
+        for x in row.iter_mut() {
+            *x *= scale;
+        }
+        mask.hide(i, row, T::NEG_INFINITY);
+        fade[i] = fold_lanes(row, max[i], T::max);
     }
-    mask.hide(i, row, T::NEG_INFINITY);
-    let new = fold_lanes(row, *max, T::max);
-    // A row that has seen nothing yet: minus infinity less itself would be NaN.
-    let base = if new == T::NEG_INFINITY { T::ZERO } else { new };
-    for x in row.iter_mut() {
-        *x = (*x - base).exp();
+    for (max, fade) in max.iter_mut().zip(fade.iter_mut()) {
+        let new = *fade;
+        *fade = weight(*max - base(new));
+        *max = new;
     }
-    let fade = (*max - base).exp();
-    *max = new;
-    *sum = *sum * fade + fold_lanes(row, T::ZERO, |a, b| a + b);
-    fade
+    for (row, &max) in p.chunks_exact_mut(keys).zip(max.iter()) {
+        for x in row {
+            *x = weight(*x - base(max));
+        }
+    }
+    for ((row, sum), &fade) in p.chunks_exact(keys).zip(sum).zip(fade.iter()) {
+        *sum = *sum * fade + fold_lanes(row, T::ZERO, |a, b| a + b);
+    }
+}
+
+/// What is subtracted from scores: in a row that has seen nothing yet, minus infinity less itself
+/// would be NaN.
+#[inline(always)]
+fn base<T: Real>(max: T) -> T {
+    if max == T::NEG_INFINITY { T::ZERO } else { max }
+}
+
+/// `e^x` of an `x <= 0` up to rounding, and 0 where that would be below the normal numbers:
+/// hidden keys have x = -inf, and each underflow would cost the CPU a hundred cycles.
+#[inline(always)]
+fn weight<T: Real>(x: T) -> T {
+    let least = T::from_f64(if size_of::<T>() == 4 { -87.0 } else { -708.0 });
+    let gone = x <= least;
+    let e = (if gone { T::ZERO } else { x }).exp();
+    if gone { T::ZERO } else { e }
 }
 
 /// Folds element i into lane i mod 16, then the lanes; `start` must be neutral or a maximum.
@@ -520,12 +541,15 @@ fn backward_group<T: Tile>(
                 let ds = &mut rest[..s.len * z.len];
                 kt.times(&q, p, false);
                 vt.times(&do_, ds, false);
-                wide(|| {
-                    let rows = p.chunks_exact_mut(z.len).zip(ds.chunks_exact_mut(z.len));
-                    for (i, (p, ds)) in rows.enumerate() {
-                        differentiate(p, ds, &mask, i, scale, lse[i], delta[i]);
-                    }
-                });
+                wide(
+                    #[inline(always)]
+                    || {
+                        let rows = p.chunks_exact_mut(z.len).zip(ds.chunks_exact_mut(z.len));
+                        for (i, (p, ds)) in rows.enumerate() {
+                            differentiate(p, ds, &mask, i, scale, lse[i], delta[i]);
+                        }
+                    },
+                );
                 let at = z.first * d..(z.first + z.len) * d;
                 let transposed = |x| Operand::strided(x, 1, z.len);
                 do_right.times(&transposed(&*p), &mut dv[at.clone()], true);
@@ -558,7 +582,7 @@ fn differentiate<T: Real>(
     delta: T,
 ) {
     for x in p.iter_mut() {
-        *x = (*x * scale - lse).exp();
+        *x = weight(*x * scale - lse);
     }
     // Also where the row sees nothing and lse is minus infinity.
     mask.hide(i, p, T::ZERO);

@@ -1,13 +1,14 @@
 //! A few persistent threads that share one job at a time.
 //!
 //! ```text
-//!  caller   post job, epoch += 1, unpark --- takes parts --- waits for `busy` = 0 --- returns
-//!  worker   spin, park ... sees epoch ------ takes parts --- busy -= 1, unpark caller
+//!  caller   open job, epoch += 1, unpark -- takes parts -- close job -- waits: nobody inside
+//!  worker   looks, yields, parks ... sees epoch -- enters if open -- takes parts -- leaves
 //! ```
 //!
 //! A product of 256^3 takes some 0.2 ms and a training step makes hundreds of them, so spawning
-//! (`std::thread::scope`, 20 to 50 us each time) would cost a tenth; waking a spinning worker
-//! costs under a microsecond. Idle workers spin for [`SPIN`] and then park.
+//! (`std::thread::scope`, 20 to 50 us each time) would cost a tenth; a worker that looks is there
+//! in under a microsecond. The caller waits only for workers that have entered: one that the
+//! system has not yet woken (a busy machine) costs nothing but its help.
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
@@ -15,16 +16,18 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt::{self, Debug};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Instant;
 
-/// How long a thread that waits looks again before it parks: longer than the gaps between the
-/// kernels of a step, shorter than a time slice.
-const SPIN: Duration = Duration::from_micros(40);
+/// How long a thread that waits looks without letting go of its CPU.
+const SPIN: Duration = Duration::from_micros(20);
+/// How long it looks in all, then offering its CPU to others between looks, before it parks: more
+/// than the gaps between the kernels of a step.
+const YIELD: Duration = Duration::from_micros(300);
 
 type Part<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -37,20 +40,22 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct Shared {
-    /// Counts jobs. A change tells workers that `job` is new.
+    /// Counts jobs: a change tells workers to look at `job`.
     epoch: AtomicUsize,
+    /// What workers may enter; `None` once the caller has closed it.
+    job: Mutex<Option<Job>>,
+    /// Workers that are in the job. Raised only under the lock of `job`, while it is open.
+    inside: AtomicUsize,
     /// Next part to be taken of the running job.
     next: AtomicUsize,
-    /// Workers that have not yet ended the running job.
-    busy: AtomicUsize,
-    job: Mutex<Option<Job>>,
+    stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 #[derive(Clone)]
 struct Job {
-    /// Borrowed from the caller of `run`, whatever the lifetime says; `None` ends the worker.
-    part: Option<Part<'static>>,
+    /// Borrowed from the caller of `run`, whatever the lifetime says.
+    part: Part<'static>,
     parts: usize,
     caller: Thread,
 }
@@ -93,30 +98,30 @@ impl Pool {
     }
 
     fn run_shared(&self, parts: usize, part: Part<'_>) {
-        // SAFETY: only the lifetime changes. Workers use `part` between the post below and their
-        // `busy -= 1`; `wait` returns after all of them have done that, no path leaves this
-        // function before it (the caller's own parts are caught), and `post` clears nothing a
-        // later job could find: the next post overwrites `job` before it moves the epoch.
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. Workers get `part` from the open job alone, being
+        // counted as inside from then until they are done with it. Below the job is closed and
+        // nobody inside before this function returns, and nothing returns or unwinds from it
+        // earlier: the caller's own parts are caught like the workers'.
         let part: Part<'static> = unsafe { core::mem::transmute::<Part<'_>, Part<'static>>(part) };
-        self.post(Job {
-            part: Some(part),
+        shared.next.store(0, Ordering::Relaxed);
+        *lock(&shared.job) = Some(Job {
+            part,
             parts,
             caller: thread::current(),
         });
-        self.shared.take_parts(parts, part);
-        wait(|| self.shared.busy.load(Ordering::Acquire) == 0);
-        let panic = lock(&self.shared.panic).take();
+        self.wake();
+        shared.take_parts(parts, part);
+        *lock(&shared.job) = None;
+        wait(|| shared.inside.load(Ordering::Acquire) == 0);
+        let panic = lock(&shared.panic).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
 
-    fn post(&self, job: Job) {
-        let shared = &*self.shared;
-        shared.next.store(0, Ordering::Relaxed);
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
-        *lock(&shared.job) = Some(job);
-        shared.epoch.fetch_add(1, Ordering::Release);
+    fn wake(&self) {
+        self.shared.epoch.fetch_add(1, Ordering::Release);
         for worker in &self.workers {
             worker.thread().unpark();
         }
@@ -125,11 +130,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.post(Job {
-            part: None,
-            parts: 0,
-            caller: thread::current(),
-        });
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.wake();
         for worker in self.workers.drain(..) {
             // A worker catches what its parts throw; there is nothing to learn here.
             let _ = worker.join();
@@ -148,17 +150,24 @@ impl Shared {
         let mut seen = 0;
         loop {
             wait(|| self.epoch.load(Ordering::Acquire) != seen);
-            // Every job waits for every worker, so epochs come one by one.
-            seen += 1;
-            let Some(job) = lock(&self.job).clone() else {
+            seen = self.epoch.load(Ordering::Acquire);
+            if self.stop.load(Ordering::Relaxed) {
                 return;
-            };
-            let Some(part) = job.part else { return };
-            self.take_parts(job.parts, part);
-            if self.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+            }
+            let Some(job) = self.enter() else { continue };
+            self.take_parts(job.parts, job.part);
+            if self.inside.fetch_sub(1, Ordering::AcqRel) == 1 {
                 job.caller.unpark();
             }
         }
+    }
+
+    fn enter(&self) -> Option<Job> {
+        let job = lock(&self.job);
+        if job.is_some() {
+            self.inside.fetch_add(1, Ordering::Relaxed);
+        }
+        job.clone()
     }
 
     /// Runs parts until none is left; keeps the first panic for the caller.
@@ -182,12 +191,19 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Returns once `ready`: looks for a while, then parks between looks.
 fn wait(ready: impl Fn() -> bool) {
     let start = Instant::now();
-    while start.elapsed() < SPIN {
+    loop {
         for _ in 0..16 {
             if ready() {
                 return;
             }
             core::hint::spin_loop();
+        }
+        let waited = start.elapsed();
+        if waited > YIELD {
+            break;
+        }
+        if waited > SPIN {
+            thread::yield_now();
         }
     }
     while !ready() {

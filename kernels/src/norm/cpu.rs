@@ -51,16 +51,8 @@ pub fn rms_norm_backward_input<E: Float>(
         let mean = gh / n * r * r;
         let dn = |h: E, w: E, dy: E| (dy.to_acc() * w.to_acc() - h.to_acc() * mean) * r;
         let ins = h.iter().zip(w_d).zip(dy);
-        if let Some(dr) = dresidual_td {
-            let dr = columns(dr, t * dim, dim);
-            for ((dh, ((&h, &w), &dy)), dr) in dh.iter_mut().zip(ins).zip(dr) {
-                *dh = E::from_acc(dr.to_acc() + dn(h, w, dy));
-            }
-        } else {
-            for (dh, ((&h, &w), &dy)) in dh.iter_mut().zip(ins) {
-                *dh = E::from_acc(dn(h, w, dy));
-            }
-        }
+        let dr = dresidual_td.map(|dr| columns(dr, t * dim, dim));
+        put(dh, dr, ins.map(|((&h, &w), &dy)| dn(h, w, dy)));
     }
 }
 
@@ -135,16 +127,8 @@ pub fn layer_norm_backward_input<E: Float>(
             (dy.to_acc() * w.to_acc() - mean_g - normed * mean_gn) * r
         };
         let ins = h.iter().zip(w_d).zip(dy);
-        if let Some(dr) = dresidual_td {
-            let dr = columns(dr, t * dim, dim);
-            for ((dh, ((&h, &w), &dy)), dr) in dh.iter_mut().zip(ins).zip(dr) {
-                *dh = E::from_acc(dr.to_acc() + dn(h, w, dy));
-            }
-        } else {
-            for (dh, ((&h, &w), &dy)) in dh.iter_mut().zip(ins) {
-                *dh = E::from_acc(dn(h, w, dy));
-            }
-        }
+        let dr = dresidual_td.map(|dr| columns(dr, t * dim, dim));
+        put(dh, dr, ins.map(|((&h, &w), &dy)| dn(h, w, dy)));
     }
 }
 
@@ -190,6 +174,18 @@ fn each_row<E: Float, O>(
             *h = E::from_acc(x.to_acc() + r.to_acc());
         }
         norm(h, out);
+    }
+}
+
+/// `dh = dresidual + dn`, rounded once.
+#[inline(always)]
+fn put<E: Float>(dh: &mut [E], dresidual: Option<&[E]>, dn: impl Iterator<Item = E::Acc>) {
+    let outs = dh.iter_mut().zip(dn);
+    if let Some(dr) = dresidual {
+        outs.zip(dr)
+            .for_each(|((dh, dn), dr)| *dh = E::from_acc(dr.to_acc() + dn));
+    } else {
+        outs.for_each(|(dh, dn)| *dh = E::from_acc(dn));
     }
 }
 

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use super::{Rope, RopeSpec};
 use crate::error::need;
 use crate::lanes::rows_per_part;
+use crate::math::sin_cos_f64;
 use crate::{Cpu, Error, Float, Real};
 
 /// Turns rows of `x_thd` by `pos_t`; any block of rows. See [`Rope::rope`].
@@ -15,16 +16,21 @@ pub fn rope<E: Float>(spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) {
     let frequencies: Vec<f64> = (0..half)
         .map(|i| sign * libm::pow(spec.theta, -2.0 * i as f64 / dim as f64))
         .collect();
-    let mut turns = alloc::vec![(E::Acc::ZERO, E::Acc::ZERO); half];
+    let (mut sines, mut cosines) = (
+        alloc::vec![E::Acc::ZERO; half],
+        alloc::vec![E::Acc::ZERO; half],
+    );
     let token = spec.heads.saturating_mul(dim).max(1);
     for (&pos, x) in pos_t.iter().zip(x_thd.chunks_exact_mut(token)) {
-        for (turn, frequency) in turns.iter_mut().zip(&frequencies) {
-            let (sin, cos) = libm::sincos(f64::from(pos) * frequency);
-            *turn = (E::Acc::from_f64(sin), E::Acc::from_f64(cos));
+        let turns = sines.iter_mut().zip(&mut cosines);
+        for ((sin, cos), frequency) in turns.zip(&frequencies) {
+            let (s, c) = sin_cos_f64(f64::from(pos) * frequency);
+            (*sin, *cos) = (E::Acc::from_f64(s), E::Acc::from_f64(c));
         }
         for head in x.chunks_exact_mut(dim) {
             let (first, second) = head.split_at_mut(half);
-            for ((a, b), &(sin, cos)) in first.iter_mut().zip(second).zip(&turns) {
+            let turns = sines.iter().zip(&cosines);
+            for ((a, b), (&sin, &cos)) in first.iter_mut().zip(second).zip(turns) {
                 let (x, y) = (a.to_acc(), b.to_acc());
                 *a = E::from_acc(x * cos - y * sin);
                 *b = E::from_acc(x * sin + y * cos);

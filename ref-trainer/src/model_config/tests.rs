@@ -229,8 +229,8 @@ fn files_and_names_that_are_none_are_refused() {
     std::fs::create_dir_all(&folder).unwrap();
     let name = folder.to_str().unwrap();
     assert!(said(name).contains("no such preset or file"));
-    std::fs::write(folder.join("config.json"), tiny().to_json()).unwrap();
-    assert_eq!(Model::named(name).unwrap().config, tiny().config);
+    std::fs::write(folder.join("config.json"), Model::tiny().to_json()).unwrap();
+    assert_eq!(Model::named(name).unwrap().config, Model::tiny().config);
     std::fs::write(folder.join("config.json"), [0xFF, 0xFE]).unwrap();
     assert!(said(name).contains("cannot be read"));
     std::fs::remove_dir_all(&folder).unwrap();

@@ -8,7 +8,7 @@ use crate::job::{Job, schedule_name};
 
 /// (heading, text) of each line.
 pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String)> {
-    let mut lines = vec![("layout", layout(job))];
+    let mut lines = vec![("layout", layout(job, forecast))];
     if let Some(map) = rank_map(job) {
         lines.push(("ranks", map));
     }
@@ -36,27 +36,31 @@ pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String
     lines
 }
 
-fn layout(job: &Job) -> String {
+/// `dp 2 x tp 2 = 4 ranks`.
+pub(super) fn degrees(job: &Job) -> String {
     let l = &job.layout;
-    let world = l.world();
-    let mut text = match world {
-        1 => "one rank on cpu".to_string(),
-        _ => {
-            let axes = [
-                ("dp", l.dp),
-                ("tp", l.tp),
-                ("pp", l.pp),
-                ("cp", l.cp),
-                ("ep", l.ep),
-            ];
-            let cut: Vec<String> = axes
-                .iter()
-                .filter(|(_, degree)| *degree > 1)
-                .map(|(name, degree)| format!("{name} {degree}"))
-                .collect();
-            format!("{} = {world} ranks as threads on cpu", cut.join(" x "))
-        }
-    };
+    let axes = [
+        ("dp", l.dp),
+        ("tp", l.tp),
+        ("pp", l.pp),
+        ("cp", l.cp),
+        ("ep", l.ep),
+    ];
+    let cut: Vec<String> = axes
+        .iter()
+        .filter(|(_, degree)| *degree > 1)
+        .map(|(name, degree)| format!("{name} {degree}"))
+        .collect();
+    match l.world() {
+        1 => "one rank".to_string(),
+        world => format!("{} = {world} ranks", cut.join(" x ")),
+    }
+}
+
+fn layout(job: &Job, forecast: &Forecast) -> String {
+    let l = &job.layout;
+    let threads = if l.world() > 1 { " as threads" } else { "" };
+    let mut text = format!("{}{threads} on cpu", degrees(job));
     let each = job.batch.microbatches() / l.dp.max(1);
     let many = if each == 1 { "" } else { "es" };
     if l.pp > 1 {
@@ -66,6 +70,9 @@ fn layout(job: &Job) -> String {
         );
     } else {
         text += &format!("; {each} microbatch{many} a replica");
+    }
+    if let Some(bubble) = forecast.bubble.filter(|_| l.pp > 1) {
+        text += &format!(", bubble {}", percent(bubble));
     }
     if l.sequence_parallel && l.tp > 1 {
         text += "; sequence parallel";
@@ -149,6 +156,7 @@ mod tests {
                 .map(|(k, v)| (k.to_string(), v))
                 .into(),
             traffic: [("tp".to_string(), 3_000_000), ("dp".to_string(), 200_000)].into(),
+            bubble: Some(0.2),
             ..Forecast::default()
         };
         let text: Vec<String> = lines(&Job::demo(), &forecast)
@@ -156,7 +164,7 @@ mod tests {
             .map(|(name, line)| format!("{name:<8} {line}"))
             .collect();
         let golden = [
-            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline",
+            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%",
             "ranks    dp0[pp0: 0 1 | pp1: 4 5]  dp1[pp0: 2 3 | pp1: 6 7]",
             "model    tiny: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, vocab 256, tied)",
             "data     embedded: Hamlet, 189 kB; 16 samples x 64 = 1,024 tokens a step, 300 steps",

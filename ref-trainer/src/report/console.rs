@@ -134,7 +134,7 @@ impl Console {
             bar.finish_and_clear();
         }
         let Some(table) = table else { return };
-        let text = format!("\n{table}");
+        let text = format!("\n{table}\n");
         if self.format == LogFormat::Json {
             let _ = io::stderr().write_all(text.as_bytes());
             return;

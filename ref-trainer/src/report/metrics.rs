@@ -53,11 +53,19 @@ impl MetricsLog {
     /// (step, loss, held-out loss) of every line there is; a loss that was no number is left out.
     #[must_use]
     pub fn history(&self) -> Vec<(u64, f64, Option<f64>)> {
-        let text = if self.path.is_file() { fs::read_to_string(&self.path) } else { Ok(String::new()) };
+        let text = if self.path.is_file() {
+            fs::read_to_string(&self.path)
+        } else {
+            Ok(String::new())
+        };
         let point = |line: &str| {
             let object: serde_json::Value = serde_json::from_str(line).ok()?;
             let number = |key: &str| object.get(key).and_then(serde_json::Value::as_f64);
-            Some((object.get("step")?.as_u64()?, number("loss")?, number("held_out")))
+            Some((
+                object.get("step")?.as_u64()?,
+                number("loss")?,
+                number("held_out"),
+            ))
         };
         text.unwrap_or_default().lines().filter_map(point).collect()
     }

@@ -28,20 +28,43 @@ pub struct Coverage {
 
 /// Every two of these must meet.
 const PAIRED: [&str; 11] = [
-    "dp", "tp", "pp", "sequence-parallel", "zero 1", "tied", "uneven stages", "kv heads < tp",
-    "masked", "gpipe", "clip",
+    "dp",
+    "tp",
+    "pp",
+    "sequence-parallel",
+    "zero 1",
+    "tied",
+    "uneven stages",
+    "kv heads < tp",
+    "masked",
+    "gpipe",
+    "clip",
 ];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
 const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
 /// Rare by nature: they must occur.
-const RARE: [&str; 5] =
-    ["nothing valid in a step", "empty shard of vocab", "empty shard of ffn", "adamw", "five or more ranks"];
+const RARE: [&str; 5] = [
+    "nothing valid in a step",
+    "empty shard of vocab",
+    "empty shard of ffn",
+    "adamw",
+    "five or more ranks",
+];
 
 fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
-    let (m, l, b, o) = (&draw.job.model, &draw.job.layout, &draw.job.batch, &draw.job.optimizer);
+    let (m, l, b, o) = (
+        &draw.job.model,
+        &draw.job.layout,
+        &draw.job.batch,
+        &draw.job.optimizer,
+    );
     let valid = draw.valid();
     let none = |step: &Vec<usize>| step.contains(&0) && step.iter().sum::<usize>() > 0;
-    let feature = |name, possible, on| Feature { name, possible, on: possible && on };
+    let feature = |name, possible, on| Feature {
+        name,
+        possible,
+        on: possible && on,
+    };
     let everywhere = |name, on| feature(name, true, on);
     vec![
         everywhere("dp", l.dp > 1),
@@ -59,19 +82,37 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         feature("gpipe", l.pp > 1, l.schedule == ScheduleKind::GPipe),
         everywhere("several buckets", l.bucket_bytes < 1 << 20),
         everywhere("masked", draw.mask.tokens > 0.0 || draw.mask.samples > 0.0),
-        feature("a replica with no valid token", l.dp > 1, valid.iter().any(none)),
+        feature(
+            "a replica with no valid token",
+            l.dp > 1,
+            valid.iter().any(none),
+        ),
         everywhere("clip", clipped),
         everywhere("weight decay", o.weight_decay > 0.0),
         everywhere("any order", l.any_order),
         everywhere("two threads a rank", draw.job.threads_per_rank > 1),
-        feature("tp cuts tokens unevenly", l.tp > 1, (b.seq * b.micro_batch) % l.tp > 0),
-        feature("tp cuts vocab unevenly", l.tp > 1, !m.vocab.is_multiple_of(l.tp)),
-        everywhere("nothing valid in a step", valid.iter().any(|s| s.iter().sum::<usize>() == 0)),
+        feature(
+            "tp cuts tokens unevenly",
+            l.tp > 1,
+            (b.seq * b.micro_batch) % l.tp > 0,
+        ),
+        feature(
+            "tp cuts vocab unevenly",
+            l.tp > 1,
+            !m.vocab.is_multiple_of(l.tp),
+        ),
+        everywhere(
+            "nothing valid in a step",
+            valid.iter().any(|s| s.iter().sum::<usize>() == 0),
+        ),
         feature("empty shard of vocab", l.tp > 2, m.vocab < l.tp),
         feature("empty shard of ffn", l.tp > 2, m.ffn < l.tp),
         everywhere("adamw", o.kind == OptimizerKind::AdamW),
         everywhere("five or more ranks", l.world() > 4),
-        everywhere("hidden is not heads x head_dim", m.hidden != m.heads * m.head_dim),
+        everywhere(
+            "hidden is not heads x head_dim",
+            m.hidden != m.heads * m.head_dim,
+        ),
     ]
 }
 
@@ -97,8 +138,16 @@ impl Coverage {
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         for (name, &(possible, on)) in &self.single {
-            let of = if STRICT.contains(name) { self.draws } else { possible };
-            let needed = if RARE.contains(name) { 1 } else { of.div_ceil(4) };
+            let of = if STRICT.contains(name) {
+                self.draws
+            } else {
+                possible
+            };
+            let needed = if RARE.contains(name) {
+                1
+            } else {
+                of.div_ceil(4)
+            };
             if on < needed {
                 gaps.push(format!("{name}: in {on} draws of {of}, needed in {needed}"));
             }
@@ -111,14 +160,25 @@ impl Coverage {
 
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<34}{:>6}{:>10}{:>8}", format!("of {} draws", self.draws), "on", "possible", "share")?;
+        writeln!(
+            f,
+            "{:<34}{:>6}{:>10}{:>8}",
+            format!("of {} draws", self.draws),
+            "on",
+            "possible",
+            "share"
+        )?;
         for (name, (possible, on)) in &self.single {
             let share = 100.0 * *on as f64 / (*possible).max(1) as f64;
             writeln!(f, "{name:<34}{on:>6}{possible:>10}{share:>7.0}%")?;
         }
         let rarest = self.pairs.iter().min_by_key(|(_, n)| **n);
         if let Some(((a, b), n)) = rarest {
-            writeln!(f, "every one of {} pairs at least {n} times (rarest: {a} with {b})", self.pairs.len())?;
+            writeln!(
+                f,
+                "every one of {} pairs at least {n} times (rarest: {a} with {b})",
+                self.pairs.len()
+            )?;
         }
         Ok(())
     }

@@ -106,13 +106,28 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
     let shape = (
         0..meshes().len(),
         (0..3_usize, 0..6_usize, 0..3_usize),
-        (0..14_usize, 0..24_usize, prop_oneof![3 => 0..30_usize, 1 => 0..3_usize]),
+        (
+            0..14_usize,
+            0..24_usize,
+            prop_oneof![3 => 0..30_usize, 1 => 0..3_usize],
+        ),
         (0..3_usize, weighted(0.6), 0..8_usize),
-        (0..8_usize, 0..3_usize, prop_oneof![1 => Just(0), 4 => 1..5_usize]),
+        (
+            0..8_usize,
+            0..3_usize,
+            prop_oneof![1 => Just(0), 4 => 1..5_usize],
+        ),
     );
     let flag = |p| weighted(p);
     let flags = [
-        flag(0.6), flag(0.6), flag(0.5), flag(0.5), flag(0.3), flag(0.5), flag(0.4), flag(0.3),
+        flag(0.6),
+        flag(0.6),
+        flag(0.5),
+        flag(0.5),
+        flag(0.3),
+        flag(0.5),
+        flag(0.4),
+        flag(0.3),
     ];
     let rest = (
         (weighted(0.3), weighted(0.4)),
@@ -123,8 +138,18 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
         let (optimizer, mask, bucket, seed) = rest;
         let seed = u64::from(seed);
-        let genes =
-            Genes { mesh, heads, widths, layers, batch, flags, optimizer, mask, bucket, seed };
+        let genes = Genes {
+            mesh,
+            heads,
+            widths,
+            layers,
+            batch,
+            flags,
+            optimizer,
+            mask,
+            bucket,
+            seed,
+        };
         genes.draw(dtype)
     })
 }
@@ -132,7 +157,16 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
         let (dp, tp, pp) = meshes()[self.mesh];
-        let [sequence_parallel, zero, tied, gpipe, any_order, clip, decay, two] = self.flags;
+        let [
+            sequence_parallel,
+            zero,
+            tied,
+            gpipe,
+            any_order,
+            clip,
+            decay,
+            two,
+        ] = self.flags;
         let (counts, uneven) = self.stage_layers(pp);
         let layout = Layout {
             dp,
@@ -140,7 +174,11 @@ impl Genes {
             pp,
             sequence_parallel,
             zero_stage: u8::from(zero),
-            schedule: if gpipe { ScheduleKind::GPipe } else { ScheduleKind::OneFOneB },
+            schedule: if gpipe {
+                ScheduleKind::GPipe
+            } else {
+                ScheduleKind::OneFOneB
+            },
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
@@ -186,7 +224,9 @@ impl Genes {
 
     fn model(&self, tp: usize, layers: usize, tied: bool) -> ModelConfig {
         let heads = tp * (self.heads.0 + 1);
-        let fits = |kv: &usize| heads.is_multiple_of(*kv) && (kv.is_multiple_of(tp) || tp.is_multiple_of(*kv));
+        let fits = |kv: &usize| {
+            heads.is_multiple_of(*kv) && (kv.is_multiple_of(tp) || tp.is_multiple_of(*kv))
+        };
         let kv: Vec<usize> = (1..=heads).rev().filter(fits).collect();
         ModelConfig {
             vocab: self.widths.2 + 2,
@@ -216,7 +256,11 @@ impl Genes {
     fn optimizer(&self, dtype: Dtype, clip: bool, decay: bool) -> OptimizerOptions {
         let (adam, lower) = self.optimizer;
         // In f32 the first steps of AdamW are the signs of gradients: no bound but 1 holds there.
-        let kind = if adam && dtype == Dtype::F64 { OptimizerKind::AdamW } else { OptimizerKind::Sgd };
+        let kind = if adam && dtype == Dtype::F64 {
+            OptimizerKind::AdamW
+        } else {
+            OptimizerKind::Sgd
+        };
         let lr = match (kind, lower, dtype) {
             (OptimizerKind::AdamW, ..) => 0.01,
             (_, true, _) | (_, _, Dtype::F32) => 0.1,
@@ -253,7 +297,9 @@ impl Draw {
             mine.sum()
         };
         let steps = 1..=self.job.steps;
-        steps.map(|step| (0..dp).map(|r| replica(step, r)).collect()).collect()
+        steps
+            .map(|step| (0..dp).map(|r| replica(step, r)).collect())
+            .collect()
     }
 
     /// How to run this draw again from a shell, where its mask can be said there: writes the job
@@ -264,7 +310,10 @@ impl Draw {
         }
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("failing-draw");
         let (job, text) = (folder.join("config.json"), folder.join("text"));
-        let told = Job { data: DataSource::File(text.clone()), ..self.job.clone() };
+        let told = Job {
+            data: DataSource::File(text.clone()),
+            ..self.job.clone()
+        };
         std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::write(&text, self.text()))
             .and_then(|()| std::fs::write(&job, told.to_json().expect("a job")))
@@ -279,17 +328,32 @@ impl Draw {
 pub fn text(vocab: usize, len: usize, seed: u64) -> Vec<u8> {
     let stream = Stream::new(seed, "a text for tests");
     let most = vocab.min(256) as u64;
-    (0..len as u64).map(|i| stream.below(i, most) as u8).collect()
+    (0..len as u64)
+        .map(|i| stream.below(i, most) as u8)
+        .collect()
 }
 
 impl fmt::Display for Draw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (m, l, b, o) = (&self.job.model, &self.job.layout, &self.job.batch, &self.job.optimizer);
+        let (m, l, b, o) = (
+            &self.job.model,
+            &self.job.layout,
+            &self.job.batch,
+            &self.job.optimizer,
+        );
         writeln!(
             f,
             "dp {} tp {} pp {} sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
-            l.dp, l.tp, l.pp, l.sequence_parallel, l.zero_stage, l.schedule.name(), l.stage_layers,
-            l.bucket_bytes, l.any_order, self.job.threads_per_rank,
+            l.dp,
+            l.tp,
+            l.pp,
+            l.sequence_parallel,
+            l.zero_stage,
+            l.schedule.name(),
+            l.stage_layers,
+            l.bucket_bytes,
+            l.any_order,
+            self.job.threads_per_rank,
         )?;
         writeln!(
             f,
@@ -299,7 +363,11 @@ impl fmt::Display for Draw {
         writeln!(
             f,
             "seq {} micro {} global {} mask {:?} valid {:?}",
-            b.seq, b.micro_batch, b.global_batch, self.mask, self.valid(),
+            b.seq,
+            b.micro_batch,
+            b.global_batch,
+            self.mask,
+            self.valid(),
         )?;
         write!(
             f,
@@ -311,7 +379,12 @@ impl fmt::Display for Draw {
 
 /// A runner whose cases are the same on every machine and in every run, until asked for more.
 pub fn runner(cases: u32) -> TestRunner {
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 400, ..Config::default() };
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 400,
+        ..Config::default()
+    };
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
@@ -334,13 +407,25 @@ pub fn small_job() -> Job {
         tied: false,
         ..Job::default().model
     };
-    let batch = Batch { seq: 6, micro_batch: 1, global_batch: 8 };
-    Job { model, batch, layout: Layout::single(), seed: 11, ..Job::verify() }
+    let batch = Batch {
+        seq: 6,
+        micro_batch: 1,
+        global_batch: 8,
+    };
+    Job {
+        model,
+        batch,
+        layout: Layout::single(),
+        seed: 11,
+        ..Job::verify()
+    }
 }
 
 /// The same cut over dp x tp x pp ranks.
 pub fn cut(job: &Job, (dp, tp, pp): (usize, usize, usize)) -> Job {
-    with(job, |layout| (layout.dp, layout.tp, layout.pp) = (dp, tp, pp))
+    with(job, |layout| {
+        (layout.dp, layout.tp, layout.pp) = (dp, tp, pp)
+    })
 }
 
 /// The same with another layout.
@@ -352,7 +437,11 @@ pub fn with(job: &Job, change: impl FnOnce(&mut Layout)) -> Job {
 
 /// Samples of seeded bytes that fit the job.
 pub fn samples_of(job: &Job) -> Samples {
-    Draw { job: job.clone(), mask: RandomMask::default() }.samples()
+    Draw {
+        job: job.clone(),
+        mask: RandomMask::default(),
+    }
+    .samples()
 }
 
 /// The first quantity in which two runs have not the same bits. Norms are left out where

@@ -38,10 +38,17 @@ pub struct Watched {
 
 impl Watched {
     fn note(&self, write: impl FnOnce(&mut Seen)) {
-        let ranks = (0..self.inner.world()).map(|r| self.inner.global(r)).collect();
+        let ranks = (0..self.inner.world())
+            .map(|r| self.inner.global(r))
+            .collect();
         let group = (self.inner.name().to_string(), ranks);
         let mut log = self.log.lock().expect("a log");
-        write(log.entry(group).or_default().entry(self.inner.global(self.inner.rank())).or_default());
+        write(
+            log.entry(group)
+                .or_default()
+                .entry(self.inner.global(self.inner.rank()))
+                .or_default(),
+        );
     }
 }
 
@@ -89,7 +96,10 @@ impl Transport for Watched {
     }
 
     fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
-        Ok(Self { inner: self.inner.subgroup(members, name)?, log: self.log.clone() })
+        Ok(Self {
+            inner: self.inner.subgroup(members, name)?,
+            log: self.log.clone(),
+        })
     }
 
     fn control(&self) -> Arc<dyn Control> {
@@ -114,7 +124,10 @@ pub fn watch(job: &Job, samples: &Samples) -> std::result::Result<Log, Failure> 
             .seats()
             .into_iter()
             .map(|seat| {
-                let watched = Watched { inner: seat.endpoint(), log: log.clone() };
+                let watched = Watched {
+                    inner: seat.endpoint(),
+                    log: log.clone(),
+                };
                 scope.spawn(move || {
                     let outcome = train(Communicator::new(watched));
                     seat.finish(outcome.as_ref().map(|_| ()).map_err(|e| e as _));
@@ -122,9 +135,13 @@ pub fn watch(job: &Job, samples: &Samples) -> std::result::Result<Log, Failure> 
                 })
             })
             .collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))
+        ranks
+            .into_iter()
+            .try_for_each(|rank| rank.join().expect("no panic"))
     })?;
     let mut log = log.lock().expect("a log").clone();
-    log.values_mut().flat_map(BTreeMap::values_mut).for_each(|seen| seen.sent.sort_unstable());
+    log.values_mut()
+        .flat_map(BTreeMap::values_mut)
+        .for_each(|seen| seen.sent.sort_unstable());
     Ok(log)
 }

@@ -117,7 +117,7 @@ fn check(spec: &ParamSpec) -> Result<(), Error> {
             _ if factor.axis == Axis::Pp => {
                 "stages hold different parameters, or tied ones: pp has no placement".into()
             }
-            _ if !seen.insert(*factor) => {
+            _ if factor.degree > 1 && !seen.insert(*factor) => {
                 format!("two placements on one factor of {}", factor.axis.name())
             }
             _ => continue,

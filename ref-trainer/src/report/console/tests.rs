@@ -134,7 +134,7 @@ fn quiet_leaves_the_table() {
     );
     assert_eq!(
         text,
-        "\nequality with nobody\n  step  quantity        ours   max diff      bound  verdict\n"
+        "\nequality with nobody\n  step  quantity        ours   max diff      bound  verdict\n\n"
     );
 }
 

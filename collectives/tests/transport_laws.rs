@@ -1,0 +1,288 @@
+//! One suite, stamped on every way to move messages: each operation, plan, world and ragged length
+//! gives exactly what a serial loop gives.
+
+use half::{bf16, f16};
+use quintet_collectives::performer::{Link, Performer, View};
+use quintet_collectives::plan::{CollectiveShape as S, Plan};
+use quintet_collectives::transport::local::World;
+use quintet_collectives::transport::sim::{Delivery, Part, Sim};
+use quintet_collectives::transport::{Call, Transport, Wait};
+use quintet_collectives::{Algorithm, Element, Order, ReduceOp, Result};
+
+/// Outputs and bytes by rank.
+type Outputs<E> = Result<(Vec<Vec<E>>, Vec<u64>)>;
+
+fn on_sim<E: Element>(delivery: Delivery, parts: &[Part<E>]) -> Outputs<E> {
+    let seed = parts.len() as u64 * 77 + parts[0].input.len() as u64;
+    let outcome = Sim { delivery, seed }.run(parts)?;
+    Ok((outcome.outputs, outcome.bytes))
+}
+
+/// Threads that perform the given plans, whatever a communicator would choose.
+fn on_local<E: Element>(world: &World, parts: &[Part<E>]) -> Outputs<E> {
+    let ranks: Vec<Result<(Vec<E>, u64)>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = world
+            .seats()
+            .into_iter()
+            .zip(parts)
+            .map(|(seat, part)| {
+                scope.spawn(move || {
+                    let mut link = Link::new(seat.endpoint());
+                    let mut output = vec![E::zeroed(); part.plan.output_len(seat.rank())];
+                    let mut view = View::Apart {
+                        input: &part.input,
+                        output: &mut output,
+                    };
+                    let (shape, n) = (part.plan.shape(), part.plan.world());
+                    let call = Call::new(0, shape, n, E::DTYPE, Some(part.redop), Order::Rank);
+                    let mut performer = Performer::begin(&part.plan, call, &mut link)?;
+                    while !performer.poll(&mut link, &mut view)? {
+                        let mut wait = Wait {
+                            all: true,
+                            ..Wait::default()
+                        };
+                        performer.wait(&mut wait);
+                        link.transport
+                            .park(&wait, std::time::Duration::from_secs(20));
+                    }
+                    Ok((output, link.bytes))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    Ok(ranks
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip())
+}
+
+/// A small exact value that tells rank and place.
+fn value(rank: usize, i: usize) -> i32 {
+    ((rank * 7 + i * 3) % 11) as i32 - 3
+}
+
+fn serial(redop: ReduceOp, world: usize, i: usize) -> i32 {
+    let parts = (0..world).map(|r| value(r, i));
+    match redop {
+        ReduceOp::Sum | ReduceOp::Avg => parts.sum(),
+        ReduceOp::Prod => parts.fold(1, i32::wrapping_mul),
+        ReduceOp::Min => parts.min().unwrap(),
+        ReduceOp::Max => parts.max().unwrap(),
+    }
+}
+
+/// Each shape with the output it must give at each rank.
+fn cases(world: usize, len: usize, redop: ReduceOp) -> Vec<(Vec<S>, Vec<Vec<i32>>)> {
+    let all = |f: &dyn Fn(usize) -> Vec<i32>| (0..world).map(f).collect::<Vec<_>>();
+    let same = |shape: S| vec![shape; world];
+    let whole: Vec<i32> = (0..len).map(|i| serial(redop, world, i)).collect();
+    let counts: Vec<usize> = (0..world)
+        .map(|r| if r % 3 == 1 { 0 } else { (len + r) % 5 })
+        .collect();
+    let start = |r: usize| counts[..r].iter().sum::<usize>();
+    let gathered: Vec<i32> = (0..world)
+        .flat_map(|r| (0..counts[r]).map(move |i| value(r, i)))
+        .collect();
+    let root = world / 2;
+    let at_root = |x: &[i32], r: usize| if r == root { x.to_vec() } else { vec![] };
+    let sent = |from: usize, to: usize| (from * 2 + to * to + len) % 4;
+    let v = (0..world)
+        .map(|r| S::AllToAllV {
+            send: (0..world).map(|to| sent(r, to)).collect(),
+            recv: (0..world).map(|from| sent(from, r)).collect(),
+        })
+        .collect();
+    let v_out = all(&|r| {
+        let part = |from: usize| {
+            let before: usize = (0..r).map(|to| sent(from, to)).sum();
+            (before..before + sent(from, r)).map(move |i| value(from, i))
+        };
+        (0..world).flat_map(part).collect()
+    });
+    vec![
+        (same(S::AllReduce { len }), all(&|_| whole.clone())),
+        (same(S::Reduce { len, root }), all(&|r| at_root(&whole, r))),
+        (
+            same(S::ReduceScatter {
+                counts: counts.clone(),
+            }),
+            all(&|r| {
+                (0..counts[r])
+                    .map(|i| serial(redop, world, start(r) + i))
+                    .collect()
+            }),
+        ),
+        (
+            same(S::AllGather {
+                counts: counts.clone(),
+            }),
+            all(&|_| gathered.clone()),
+        ),
+        (
+            same(S::Gather {
+                counts: counts.clone(),
+                root,
+            }),
+            all(&|r| at_root(&gathered, r)),
+        ),
+        (
+            same(S::Scatter {
+                counts: counts.clone(),
+                root,
+            }),
+            all(&|r| (0..counts[r]).map(|i| value(root, start(r) + i)).collect()),
+        ),
+        (
+            same(S::Broadcast { len, root }),
+            all(&|_| (0..len).map(|i| value(root, i)).collect()),
+        ),
+        (
+            same(S::AllToAll { len }),
+            all(&|r| {
+                (0..world)
+                    .flat_map(|q| (0..len).map(move |i| value(q, r * len + i)))
+                    .collect()
+            }),
+        ),
+        (v, v_out),
+        (same(S::Barrier), all(&|_| vec![])),
+    ]
+}
+
+fn parts<E: Element>(
+    shapes: &[S],
+    algorithm: Algorithm,
+    redop: ReduceOp,
+    f: impl Fn(i32) -> E,
+) -> Option<Vec<Part<E>>> {
+    let world = shapes.len();
+    shapes
+        .iter()
+        .enumerate()
+        .map(|(r, shape)| {
+            let plan = Plan::new(shape.clone(), algorithm, world).ok()?;
+            let input = (0..plan.input_len(r)).map(|i| f(value(r, i))).collect();
+            Some(Part { plan, redop, input })
+        })
+        .collect()
+}
+
+fn law<E: Element>(
+    world: usize,
+    len: usize,
+    redop: ReduceOp,
+    f: impl Fn(i32) -> E + Copy,
+    run: &mut dyn FnMut(&[Part<E>]) -> Outputs<E>,
+) {
+    for (shapes, expected) in cases(world, len, redop) {
+        for algorithm in Algorithm::ALL {
+            let Some(parts) = parts(&shapes, algorithm, redop, f) else {
+                continue;
+            };
+            let (outputs, bytes) = run(&parts).unwrap();
+            for (rank, output) in outputs.iter().enumerate() {
+                let expected: Vec<E> = expected[rank].iter().map(|&x| f(x)).collect();
+                assert_eq!(
+                    output, &expected,
+                    "{:?} {algorithm} rank {rank} of {world}",
+                    shapes[rank]
+                );
+                assert_eq!(bytes[rank], parts[rank].plan.bytes_sent(rank, E::DTYPE));
+            }
+        }
+    }
+}
+
+macro_rules! laws {
+    ($name:ident, $worlds:expr, $run:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn every_operation_plan_world_and_length() {
+                for world in $worlds {
+                    for len in [0, 1, world - 1, world, world + 1, 40] {
+                        law(world, len, ReduceOp::Sum, |x| x, &mut $run);
+                    }
+                    law(world, 9, ReduceOp::Min, f64::from, &mut $run);
+                    law(world, 9, ReduceOp::Max, |x| x as f32, &mut $run);
+                    law(world, 5, ReduceOp::Prod, i64::from, &mut |p: &[Part<
+                        i64,
+                    >]| {
+                        if p.len() <= 9 {
+                            ($run)(p)
+                        } else {
+                            on_sim(Delivery::Rendezvous, p)
+                        }
+                    });
+                }
+            }
+
+            #[test]
+            fn sixteen_bits_and_bytes() {
+                for world in [1usize, 2, 5, 8] {
+                    law(
+                        world,
+                        11,
+                        ReduceOp::Sum,
+                        |x| bf16::from_f32(x as f32),
+                        &mut $run,
+                    );
+                    law(
+                        world,
+                        11,
+                        ReduceOp::Sum,
+                        |x| f16::from_f32(x as f32),
+                        &mut $run,
+                    );
+                    law(world, 11, ReduceOp::Sum, |x| x as u8, &mut $run);
+                }
+            }
+        }
+    };
+}
+
+const WORLDS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17];
+
+laws!(sim_rendezvous, WORLDS, |p: &[Part<_>]| on_sim(
+    Delivery::Rendezvous,
+    p
+));
+laws!(sim_bounded, WORLDS, |p: &[Part<_>]| on_sim(
+    Delivery::Bounded(16),
+    p
+));
+laws!(local, WORLDS, |p: &[Part<_>]| on_local(
+    &World::new(p.len())?,
+    p
+));
+laws!(local_tight, [1usize, 2, 3, 8], |p: &[Part<_>]| on_local(
+    &World::with_buffer(p.len(), 1)?,
+    p
+));
+
+#[test]
+fn a_simulated_mismatch_names_both_calls() {
+    let plan = |len| Plan::new(S::AllReduce { len }, Algorithm::Ring, 2).unwrap();
+    let part = |len| Part {
+        plan: plan(len),
+        redop: ReduceOp::Sum,
+        input: vec![0f32; len],
+    };
+    let error = Sim {
+        delivery: Delivery::Rendezvous,
+        seed: 3,
+    }
+    .run(&[part(4), part(5)])
+    .unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("all_reduce(f32 x 4") && text.contains("all_reduce(f32 x 5"),
+        "{text}"
+    );
+}

@@ -1,0 +1,312 @@
+//! The layers as the tests see them.
+
+use quintet_collectives::{DeviceMesh, ParamSpec, Placement};
+use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
+use quintet_parallel_layers::region::Region;
+use quintet_parallel_layers::{
+    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, RowParallelLinear, SelfAttention,
+    SwiGluMlp, VocabParallelEmbedding,
+};
+
+use super::{Batch, TestCtx, Tokens, Trio, on_tp, value};
+
+type Done = Result<(CpuBuf<f64>, CpuBuf<f64>), Error>;
+
+fn outside(mesh: &DeviceMesh, sp: bool, name: &str, rows: usize, width: usize) -> ParamSpec {
+    let placement = Region::new(sp).unwrap().outside();
+    value(name, [rows, width], &on_tp(mesh, placement))
+}
+
+/// A column-parallel layer; `kv` cuts it in that many parts.
+pub struct Column {
+    pub layer: ColumnParallelLinear,
+    pub tokens: Tokens,
+    pub shape: [usize; 2],
+    pub mesh: DeviceMesh,
+}
+
+impl Trio for Column {
+    fn input(&self) -> Option<ParamSpec> {
+        let shape = [self.tokens.len(), self.shape[1]];
+        let placement = on_tp(&self.mesh, Placement::Replicate);
+        Some(value("x", shape, &placement))
+    }
+
+    fn output(&self) -> ParamSpec {
+        // As the rows of the weight are cut, so are the columns of y.
+        let weight = &self.layer.params()[0];
+        let turn = |&(factor, placement): &(_, Placement)| {
+            let placement = match placement {
+                Placement::Shard { map, .. } => Placement::Shard { dim: 1, map },
+                other => other,
+            };
+            (factor, placement)
+        };
+        let cut: Vec<_> = weight.at_use.iter().map(turn).collect();
+        value("y", [self.tokens.len(), self.shape[0]], &cut)
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        _: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let t = self.tokens.len();
+        let (x, dy) = (x.as_ref(), dy.as_ref());
+        let (bias, layer) = (params.get(1).copied(), &self.layer);
+        let y = layer.forward(ctx, t, params[0], bias, x)?;
+        let mut dx = ctx.device.zeros(Tag::Activation, x.len())?;
+        layer.backward_input(ctx, t, params[0], dy, dx.as_mut(), false)?;
+        let (dw, db) = grads.split_at_mut(1);
+        let db = db.first_mut().map(|db| &mut **db);
+        layer.backward_weight::<Cpu, _, f64>(ctx, t, x, dy, dw[0], db)?;
+        Ok((y, dx))
+    }
+}
+
+/// A row-parallel layer.
+pub struct Row {
+    pub layer: RowParallelLinear,
+    pub tokens: Tokens,
+    pub shape: [usize; 2],
+    pub sp: bool,
+    pub mesh: DeviceMesh,
+}
+
+impl Trio for Row {
+    fn input(&self) -> Option<ParamSpec> {
+        let shape = [self.tokens.len(), self.shape[1]];
+        Some(value("x", shape, &on_tp(&self.mesh, Placement::shard(1))))
+    }
+
+    fn output(&self) -> ParamSpec {
+        outside(&self.mesh, self.sp, "y", self.tokens.len(), self.shape[0])
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        _: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let (t, layer) = (self.tokens.len(), &self.layer);
+        let y = layer.forward(ctx, t, params[0], params.get(1).copied(), x.as_ref())?;
+        let back = layer.backward_input(ctx, t, params[0], &dy)?;
+        let whole = back.dy_whole.as_ref().unwrap_or(&dy);
+        let (dw, db) = grads.split_at_mut(1);
+        let bias = db.first_mut().map(|db| (dy.as_ref(), &mut **db));
+        let (x, whole) = (x.as_ref(), whole.as_ref());
+        layer.backward_weight::<Cpu, _, f64>(ctx, t, x, whole, dw[0], bias)?;
+        drop(dy);
+        Ok((y, back.dx))
+    }
+}
+
+/// What a branch of a block, a block or a head is tested with.
+pub struct Model<L> {
+    pub layer: L,
+    pub tokens: Tokens,
+    pub hidden: usize,
+    pub sp: bool,
+    pub mesh: DeviceMesh,
+}
+
+impl<L> Model<L> {
+    fn outside(&self, name: &str) -> ParamSpec {
+        outside(&self.mesh, self.sp, name, self.tokens.len(), self.hidden)
+    }
+}
+
+pub fn block(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<Block> {
+    model(Block::new(mesh, 1, spec).unwrap(), mesh, tokens, spec)
+}
+
+pub fn attention(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<SelfAttention> {
+    let layer = SelfAttention::new(mesh, "self_attn", spec).unwrap();
+    model(layer, mesh, tokens, spec)
+}
+
+pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<SwiGluMlp> {
+    let layer = SwiGluMlp::new(mesh, "mlp", spec).unwrap();
+    model(layer, mesh, tokens, spec)
+}
+
+fn model<L>(layer: L, mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<L> {
+    Model {
+        layer,
+        tokens,
+        hidden: spec.hidden,
+        sp: spec.sequence_parallel,
+        mesh: *mesh,
+    }
+}
+
+impl Trio for Model<Block> {
+    fn input(&self) -> Option<ParamSpec> {
+        Some(self.outside("x"))
+    }
+
+    fn output(&self) -> ParamSpec {
+        self.outside("y")
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let (y, mut saved) = self.layer.forward(ctx, batch, params, x)?;
+        let dx = self
+            .layer
+            .backward_input(ctx, batch, params, &mut saved, dy)?;
+        self.layer.backward_weight(ctx, batch, saved, grads)?;
+        Ok((y, dx))
+    }
+}
+
+impl Trio for Model<SelfAttention> {
+    fn input(&self) -> Option<ParamSpec> {
+        Some(self.outside("x"))
+    }
+
+    fn output(&self) -> ParamSpec {
+        self.outside("y")
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let weights: [&[f64]; 4] = params.try_into().unwrap();
+        let (y, saved) = self.layer.forward(ctx, batch, weights, x)?;
+        let (dx, saved) = self.layer.backward_input(ctx, batch, weights, saved, &dy)?;
+        let grads: &mut [&mut [f64]; 4] = grads.try_into().unwrap();
+        let grads = grads.each_mut().map(|g| &mut **g);
+        self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
+        Ok((y, dx))
+    }
+}
+
+impl Trio for Model<SwiGluMlp> {
+    fn input(&self) -> Option<ParamSpec> {
+        Some(self.outside("x"))
+    }
+
+    fn output(&self) -> ParamSpec {
+        self.outside("y")
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let weights: [&[f64]; 3] = params.try_into().unwrap();
+        let (y, saved) = self.layer.forward(ctx, batch, weights, x)?;
+        let (dx, saved) = self.layer.backward_input(ctx, batch, weights, saved, &dy)?;
+        let grads: &mut [&mut [f64]; 3] = grads.try_into().unwrap();
+        let grads = grads.each_mut().map(|g| &mut **g);
+        self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
+        Ok((y, dx))
+    }
+}
+
+impl Trio for Model<VocabParallelEmbedding> {
+    fn input(&self) -> Option<ParamSpec> {
+        None
+    }
+
+    fn output(&self) -> ParamSpec {
+        self.outside("y")
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        none: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let (y, mut saved) = self.layer.forward(ctx, batch, params)?;
+        self.layer.backward_input(ctx, batch, &mut saved, dy)?;
+        self.layer.backward_weight(ctx, batch, saved, grads)?;
+        Ok((y, none))
+    }
+}
+
+/// The head's output is the loss of each token; its backward starts from the weights.
+impl Trio for Model<Head> {
+    fn input(&self) -> Option<ParamSpec> {
+        Some(self.outside("x"))
+    }
+
+    fn output(&self) -> ParamSpec {
+        let shape = [self.tokens.len(), 1];
+        value("loss", shape, &on_tp(&self.mesh, Placement::Invariant))
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        _: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let (loss, mut saved) = self.layer.forward(ctx, batch, params, x)?;
+        let dx = self.layer.backward_input(ctx, batch, params, &mut saved)?;
+        self.layer.backward_weight(ctx, batch, saved, grads)?;
+        Ok((loss, dx))
+    }
+}

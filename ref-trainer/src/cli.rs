@@ -1,0 +1,266 @@
+//! The command line: arguments in, a judged [`Job`] or one sentence out.
+//!
+//! ```text
+//! arguments -> flags as given (args) -> refuse what is not built -> fill in -> judge -> Command
+//!                                       (refuse)                    (apply)    (Job::check)
+//! ```
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use quintet_planner::config::{Batch, Layout};
+
+use crate::failure::Failure;
+use crate::job::Job;
+
+mod apply;
+mod args;
+mod refuse;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use apply::Base;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Train.
+    Train(Job),
+    /// Compare a layout with the oracle and the twin, from parameters drawn at random.
+    Verify {
+        /// Model, layout, batch and optimizer to compare with.
+        job: Job,
+        /// Print one JSON object.
+        json: bool,
+    },
+    /// Mean loss of a model over a text.
+    Eval {
+        /// Layout, model, text and sequence length; its optimizer and steps mean nothing.
+        job: Job,
+        /// Where the parameters are.
+        weights: Weights,
+        /// Print one JSON object.
+        json: bool,
+    },
+    /// Help or version was asked for: print this on stdout and exit 0.
+    Print(String),
+}
+
+/// Where trained parameters are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Weights {
+    /// A folder of Hugging Face's making: `config.json` and safetensors.
+    Folder(PathBuf),
+    /// A checkpoint of ours.
+    Checkpoint(PathBuf),
+}
+
+/// Reads the command line; `env` looks up an environment variable.
+///
+/// # Errors
+/// Exit 2 for what cannot be understood, is not built or cannot be laid out; 3 for a model file
+/// that cannot be read.
+pub fn parse<I>(arguments: I, env: impl Fn(&str) -> Option<String>) -> Result<Command, Failure>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString> + Clone,
+{
+    let mut command = command();
+    let cli = match command
+        .try_get_matches_from_mut(arguments)
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+    {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => return Err(Failure::usage(sentence(&error))),
+        Err(help) => return Ok(Command::Print(painted(&help, &env))),
+    };
+    refuse::environment(&env)?;
+    match cli.subcommand {
+        None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
+        Some(Sub::Train(args)) => {
+            let plain = Job {
+                prove: false,
+                layout: Layout::single(),
+                ..Job::demo()
+            };
+            apply::job(Base::train(plain), &args).map(Command::Train)
+        }
+        Some(Sub::Verify(args)) => {
+            refuse::any_output("verify", &args.job.output)?;
+            let job = apply::job(Base::own_batch(Job::verify()), &args.job)?;
+            Ok(Command::Verify {
+                job,
+                json: args.json,
+            })
+        }
+        Some(Sub::Eval(args)) => eval(&args),
+        Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
+        Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
+        Some(Sub::Convert(_)) => Err(refuse::subcommand("convert")),
+        Some(Sub::Trace(_)) => Err(refuse::subcommand("trace")),
+        Some(Sub::Launch(_)) => Err(refuse::subcommand("launch")),
+        Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
+    }
+}
+
+/// Prints on stdout what [`Command::Print`] holds. A reader that has gone away is no failure.
+///
+/// # Errors
+/// Exit 3 where stdout cannot be written for another reason.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::data(format!("cannot write to stdout: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn eval(args: &EvalArgs) -> Result<Command, Failure> {
+    let weights = match (&args.load, &args.model.model) {
+        (Some(dir), _) => Weights::Checkpoint(dir.clone()),
+        (None, Some(path)) if Path::new(path).exists() => Weights::Folder(path.into()),
+        _ => {
+            return Err(Failure::usage(
+                "eval needs trained parameters: give --model DIR with config.json and safetensors, or --load DIR of a checkpoint",
+            ));
+        }
+    };
+    let defaults = Job {
+        batch: Batch {
+            micro_batch: 1,
+            global_batch: 8,
+            ..Job::default().batch
+        },
+        ..Job::default()
+    };
+    let base = Base::own_batch(defaults);
+    let job = apply::job_without_steps(base, &args.layout, &args.model, &args.batch, &args.device)?;
+    Ok(Command::Eval {
+        job,
+        weights,
+        json: args.json,
+    })
+}
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "quintet",
+    version,
+    about = "Trains a small Llama under any layout, and proves that it computes what one device computes",
+    long_about = None,
+    after_help = EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    max_term_width = 110
+)]
+struct Cli {
+    #[command(subcommand)]
+    subcommand: Option<Sub>,
+    #[command(flatten)]
+    job: args::JobArgs,
+}
+
+const EXAMPLES: &str = "\
+Without a subcommand the demo runs: tiny model, built-in play, dp 2 x tp 2 x pp 2, and the proof at the end.
+Where one degree of a layout is given, those that are not are 1.
+
+  quintet                                  the demo
+  quintet train --tp 2 --pp 2 --steps 100  another layout of the same problem
+  quintet verify --tp 4 --zero-stage 1     three steps of it against one device, number by number
+  quintet --config runs/0001/config.json   that run again
+
+Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    /// Train a model (what runs without a subcommand)
+    Train(Box<args::JobArgs>),
+    /// Compare a few steps of a layout with one device: losses, gradients, parameters, bytes sent
+    Verify(Box<VerifyArgs>),
+    /// Mean loss in nats per token of a trained model over a text
+    Eval(Box<EvalArgs>),
+    /// Not built yet: refused
+    Plan(Unbuilt),
+    /// Not built yet: refused
+    Bench(Unbuilt),
+    /// Not built yet: refused
+    Convert(Unbuilt),
+    /// Not built yet: refused
+    Trace(Unbuilt),
+    /// Not built yet: refused
+    Launch(Unbuilt),
+    /// Not built yet: refused
+    Precompile(Unbuilt),
+}
+
+#[derive(Debug, Args)]
+struct VerifyArgs {
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    job: args::JobArgs,
+}
+
+#[derive(Debug, Args)]
+struct EvalArgs {
+    /// Print one JSON object: loss, tokens
+    #[arg(long)]
+    json: bool,
+    /// Parameters from a checkpoint of ours [default: from the folder that --model names]
+    #[arg(long, value_name = "DIR")]
+    load: Option<PathBuf>,
+    #[command(flatten)]
+    layout: args::LayoutArgs,
+    #[command(flatten)]
+    model: args::ModelArgs,
+    #[command(flatten)]
+    batch: args::BatchArgs,
+    #[command(flatten)]
+    device: args::DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+struct Unbuilt {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    _rest: Vec<OsString>,
+}
+
+fn command() -> clap::Command {
+    let output_hidden = |command: clap::Command| {
+        command.mut_args(|arg| {
+            let of_train = arg.get_help_heading() == Some("Output");
+            if of_train { arg.hide(true) } else { arg }
+        })
+    };
+    Cli::command().mut_subcommand("verify", output_hidden)
+}
+
+/// Clap's message without its usage block, on one line.
+fn sentence(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = ["\n\nUsage:", "\n\nFor more information"]
+        .iter()
+        .filter_map(|mark| text.find(mark))
+        .min()
+        .unwrap_or(text.len());
+    let words: Vec<&str> = text[..end].split_whitespace().collect();
+    let line = words.join(" ").replace(" tip: ", "; ");
+    let line: String = line.chars().filter(|c| !c.is_control()).collect();
+    format!("{line}; see quintet --help")
+}
+
+fn painted(help: &clap::Error, env: &impl Fn(&str) -> Option<String>) -> String {
+    let plain = env("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let text = help.render();
+    if std::io::stdout().is_terminal() && !plain {
+        text.ansi().to_string()
+    } else {
+        text.to_string()
+    }
+}

@@ -1,0 +1,257 @@
+//! From flags to a job: what a flag says wins over the saved job, which wins over the defaults.
+
+use std::path::Path;
+
+use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::config::Layout;
+
+use super::args::{
+    BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
+};
+use super::refuse;
+use super::words::{DtypeWord, Log, ReductionOrder, Schedule};
+use crate::failure::Failure;
+use crate::job::{DataSource, Dtype, Job};
+use crate::model_config::Model;
+
+/// Where a job starts from.
+pub(super) struct Base {
+    job: Job,
+    /// It was read from a file, so that nothing in it is a mere default.
+    saved: bool,
+    /// Its batch is the subcommand's own: small, and made to fit the layout.
+    own_batch: bool,
+}
+
+impl Base {
+    pub(super) fn train(job: Job) -> Self {
+        Self {
+            job,
+            saved: false,
+            own_batch: false,
+        }
+    }
+
+    pub(super) fn own_batch(job: Job) -> Self {
+        Self {
+            job,
+            saved: false,
+            own_batch: true,
+        }
+    }
+
+    /// The saved job instead, where there is one.
+    fn or_saved(self, config: Option<&Path>) -> Result<Self, Failure> {
+        match config {
+            None => Ok(self),
+            Some(path) => Ok(Self {
+                job: Job::read(path)?,
+                saved: true,
+                own_batch: false,
+            }),
+        }
+    }
+}
+
+/// Refuses what is not built, fills in the rest and judges the whole.
+pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
+    let device = &args.device;
+    refuse_unbuilt(&args.layout, &args.model, device, &args.output)?;
+    let mut base = base.or_saved(args.step.config.as_deref())?;
+    parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
+    let Base { mut job, saved, .. } = base;
+    steps(&mut job, &args.step);
+    optimiser(&mut job, &args.optimiser, saved);
+    output(&mut job, &args.output);
+    job.check()?;
+    Ok(job)
+}
+
+/// The same for a subcommand that takes no step.
+pub(super) fn job_without_steps(
+    mut base: Base,
+    layout: &LayoutArgs,
+    model: &ModelArgs,
+    batch: &BatchArgs,
+    device: &DeviceArgs,
+) -> Result<Job, Failure> {
+    refuse_unbuilt(layout, model, device, &OutputArgs::default())?;
+    parts(&mut base, layout, model, batch, device)?;
+    base.job.check()?;
+    Ok(base.job)
+}
+
+fn refuse_unbuilt(
+    layout: &LayoutArgs,
+    model: &ModelArgs,
+    device: &DeviceArgs,
+    output: &OutputArgs,
+) -> Result<(), Failure> {
+    refuse::layout(layout)?;
+    refuse::model(model)?;
+    refuse::device(device)?;
+    refuse::output(output)
+}
+
+fn parts(
+    base: &mut Base,
+    layout: &LayoutArgs,
+    model: &ModelArgs,
+    batch: &BatchArgs,
+    device: &DeviceArgs,
+) -> Result<(), Failure> {
+    cut(&mut base.job.layout, layout, base.saved);
+    shape(base, model)?;
+    lengths(base, batch);
+    if let Some(dtype) = device.dtype {
+        base.job.dtype = if dtype == DtypeWord::F64 {
+            Dtype::F64
+        } else {
+            Dtype::F32
+        };
+    }
+    set(&mut base.job.threads_per_rank, device.threads_per_rank);
+    Ok(())
+}
+
+fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
+    let degrees = [args.dp, args.tp, args.pp, args.cp, args.ep, args.etp];
+    if !saved && degrees.iter().any(Option::is_some) {
+        *layout = Layout::single();
+    }
+    if args.pp.is_some_and(|pp| pp != layout.pp) {
+        layout.stage_layers = None;
+    }
+    set(&mut layout.dp, args.dp);
+    set(&mut layout.tp, args.tp);
+    set(&mut layout.pp, args.pp);
+    set(&mut layout.cp, args.cp);
+    set(&mut layout.ep, args.ep);
+    set(&mut layout.etp, args.etp);
+    set(&mut layout.sequence_parallel, args.sequence_parallel);
+    set(
+        &mut layout.zero_stage,
+        args.use_distributed_optimizer
+            .then_some(1)
+            .or(args.zero_stage),
+    );
+    set(&mut layout.bucket_bytes, args.bucket_bytes);
+    set(
+        &mut layout.any_order,
+        args.reduction_order
+            .map(|order| order == ReductionOrder::Any),
+    );
+    match args.schedule {
+        Some(Schedule::GPipe) => layout.schedule = ScheduleKind::GPipe,
+        Some(Schedule::OneFOneB) => layout.schedule = ScheduleKind::OneFOneB,
+        // Refused before.
+        Some(Schedule::Interleaved | Schedule::ZbH1 | Schedule::DualPipeV) | None => {}
+    }
+    if let Some(stages) = &args.pipeline_layout {
+        layout.stage_layers = Some(stages.clone());
+    }
+}
+
+/// A model brings its own lengths, except where a saved job or the subcommand has set them.
+fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
+    let job = &mut base.job;
+    if let Some(name) = &args.model {
+        let model = Model::named(name)?;
+        job.model_name.clone_from(name);
+        job.model = model.config;
+        if base.own_batch {
+            job.batch.seq = job.batch.seq.min(model.seq);
+        } else if !base.saved {
+            job.batch.seq = model.seq;
+            job.batch.global_batch = model.global_batch;
+            job.batch.micro_batch = if name == "tiny" {
+                job.batch.micro_batch
+            } else {
+                1
+            };
+        }
+    }
+    set(
+        &mut job.model.tied,
+        args.untie_embeddings_and_output_weights.map(|untie| !untie),
+    );
+    Ok(())
+}
+
+fn lengths(base: &mut Base, args: &BatchArgs) {
+    let job = &mut base.job;
+    match args.data.as_deref() {
+        None => {}
+        Some(path) if path == Path::new("embedded") => job.data = DataSource::Embedded,
+        Some(path) => job.data = DataSource::File(path.into()),
+    }
+    set(&mut job.batch.seq, args.seq_length);
+    set(&mut job.batch.micro_batch, args.micro_batch_size);
+    match args.global_batch_size {
+        Some(samples) => job.batch.global_batch = samples,
+        // Nobody asked for this number, so it gives way to the layout.
+        None if base.own_batch => {
+            let unit = job.batch.micro_batch.saturating_mul(job.layout.dp).max(1);
+            let fits = job.batch.global_batch.checked_next_multiple_of(unit);
+            job.batch.global_batch = fits.unwrap_or(job.batch.global_batch);
+        }
+        None => {}
+    }
+}
+
+fn steps(job: &mut Job, args: &StepArgs) {
+    set(&mut job.steps, args.steps);
+    set(&mut job.seed, args.seed);
+    set(&mut job.mask_fraction, args.mask_fraction);
+}
+
+fn optimiser(job: &mut Job, args: &OptimiserArgs, saved: bool) {
+    let o = &mut job.optimizer;
+    if let Some(lr) = args.lr {
+        // The lowest rate keeps its share of the highest.
+        o.min_lr = if o.lr > 0.0 {
+            o.min_lr * lr / o.lr
+        } else {
+            o.min_lr.min(lr)
+        };
+        o.lr = lr;
+    }
+    if !saved {
+        o.warmup = o.warmup.min(job.steps / 10);
+    }
+    set(&mut o.kind, args.optimizer.map(Into::into));
+    set(&mut o.min_lr, args.min_lr);
+    set(&mut o.decay, args.lr_decay_style.map(Into::into));
+    set(&mut o.warmup, args.lr_warmup_iters);
+    set(&mut o.weight_decay, args.weight_decay);
+    set(&mut o.clip_grad, args.clip_grad);
+    set(&mut o.beta1, args.adam_beta1);
+    set(&mut o.beta2, args.adam_beta2);
+    set(&mut o.eps, args.adam_eps);
+}
+
+fn output(job: &mut Job, args: &OutputArgs) {
+    set(&mut job.eval_interval, args.eval_interval);
+    set(&mut job.save_interval, args.save_interval);
+    set(&mut job.log_format, args.log_format.and_then(Log::built));
+    set(&mut job.log_interval, args.log_interval);
+    set(&mut job.prove, args.prove);
+    set(&mut job.quiet, args.quiet);
+    let paths = [
+        (&mut job.save, &args.save),
+        (&mut job.load, &args.load),
+        (&mut job.run_dir, &args.run_dir),
+        (&mut job.metrics, &args.metrics),
+    ];
+    for (path, given) in paths {
+        if given.is_some() {
+            path.clone_from(given);
+        }
+    }
+}
+
+fn set<T>(place: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *place = value;
+    }
+}

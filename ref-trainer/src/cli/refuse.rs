@@ -1,0 +1,193 @@
+//! What is known but not built yet: refused in one sentence, never ignored.
+//!
+//! When a feature comes, its line here goes. Constraints between flags are not judged here but in
+//! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
+
+use super::args::{DeviceArgs, LayoutArgs, ModelArgs, OutputArgs};
+use super::words::{Device, DtypeWord, Launch, Log, Recompute, Schedule, Transport, spelt};
+use crate::failure::Failure;
+
+pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
+    if let Some(kind) = args.schedule
+        && !matches!(kind, Schedule::GPipe | Schedule::OneFOneB)
+    {
+        return unbuilt("schedule", &spelt(kind), "use gpipe or 1f1b");
+    }
+    for (flag, degree) in [("cp", args.cp), ("ep", args.ep), ("etp", args.etp)] {
+        if let Some(degree @ 2..) = degree {
+            return unbuilt(
+                flag,
+                &degree.to_string(),
+                "use 1, and dp, tp, pp for the rest",
+            );
+        }
+    }
+    if let Some(stage @ 2..) = args.zero_stage {
+        return unbuilt("zero-stage", &stage.to_string(), "use 0 or 1");
+    }
+    if let Some(stages) = args.virtual_stages
+        && stages != 1
+    {
+        return unbuilt(
+            "virtual-stages",
+            &stages.to_string(),
+            "a rank holds 1 stage",
+        );
+    }
+    if let Some(way) = args.cp_comm {
+        return unbuilt(
+            "cp-comm",
+            &spelt(way),
+            "sequences are not cut, so leave it out",
+        );
+    }
+    if let Some(degree) = args.ulysses_degree {
+        return unbuilt(
+            "ulysses-degree",
+            &degree.to_string(),
+            "sequences are not cut, so leave it out",
+        );
+    }
+    if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
+        return unbuilt("recompute", &spelt(mode), "use none");
+    }
+    if let Some(ranks) = args.hybrid_shard_size {
+        return unbuilt(
+            "hybrid-shard-size",
+            &ranks.to_string(),
+            "shards span all of dp, so leave it out",
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
+    if let Some(share) = args.dropout
+        && share != 0.0
+    {
+        return unbuilt("dropout", &share.to_string(), "use 0");
+    }
+    if let Some(tokens @ 1..) = args.window_size {
+        return unbuilt(
+            "window-size",
+            &tokens.to_string(),
+            "use 0, every token sees all before it",
+        );
+    }
+    if args.pack_documents == Some(true) {
+        return unbuilt(
+            "pack-documents",
+            "",
+            "the text is one document, so leave it out",
+        );
+    }
+    let experts = [
+        (
+            "num-experts",
+            args.num_experts.filter(|n| *n > 0).map(|n| n.to_string()),
+        ),
+        (
+            "moe-router-topk",
+            args.moe_router_topk.map(|n| n.to_string()),
+        ),
+        (
+            "moe-router-score-function",
+            args.moe_router_score_function.map(spelt),
+        ),
+        (
+            "moe-aux-loss-coeff",
+            args.moe_aux_loss_coeff.map(|x| x.to_string()),
+        ),
+        (
+            "moe-z-loss-coeff",
+            args.moe_z_loss_coeff.map(|x| x.to_string()),
+        ),
+        (
+            "moe-capacity-factor",
+            args.moe_capacity_factor.map(|x| x.to_string()),
+        ),
+    ];
+    for (flag, given) in experts {
+        if let Some(value) = given {
+            return unbuilt(flag, &value, "models are dense, so leave it out");
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
+    if let Some(DtypeWord::Bf16) = args.dtype {
+        return unbuilt("dtype", "bf16", "use f32 or f64");
+    }
+    if let Some(device @ (Device::Emulated | Device::Cuda)) = args.device {
+        return unbuilt("device", &spelt(device), "use cpu");
+    }
+    if let Some(Launch::Processes) = args.launch {
+        return unbuilt("launch", "processes", "use threads");
+    }
+    if let Some(transport) = args.transport
+        && !matches!(transport, Transport::Auto | Transport::Local)
+    {
+        return unbuilt("transport", &spelt(transport), "use auto or local");
+    }
+    Ok(())
+}
+
+pub(super) fn output(args: &OutputArgs) -> Result<(), Failure> {
+    if args.trace.is_some() {
+        return unbuilt("trace", "", "--metrics records every step");
+    }
+    if let Some(Log::Megatron) = args.log_format {
+        return unbuilt("log-format", "megatron", "use plain or json");
+    }
+    Ok(())
+}
+
+/// `verify` and `eval` leave no files: what asks for some is refused rather than ignored.
+pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Failure> {
+    let given = [
+        ("eval-interval", args.eval_interval.is_some()),
+        ("save", args.save.is_some()),
+        ("save-interval", args.save_interval.is_some()),
+        ("load", args.load.is_some()),
+        ("run-dir", args.run_dir.is_some()),
+        ("metrics", args.metrics.is_some()),
+        ("trace", args.trace.is_some()),
+        ("log-format", args.log_format.is_some()),
+        ("log-interval", args.log_interval.is_some()),
+        ("prove", args.prove.is_some()),
+        ("quiet", args.quiet.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((flag, _)) => Err(Failure::usage(format!(
+            "--{flag} belongs to train; {subcommand} draws its own parameters, keeps no files and prints one result"
+        ))),
+    }
+}
+
+/// Started as one process of several, this process would train alone and say nothing of it.
+pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
+    for name in ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+        let processes = env(name).and_then(|text| text.trim().parse::<u64>().ok());
+        if let Some(processes @ 2..) = processes {
+            return Err(Failure::usage(format!(
+                "{name}={processes} says that a launcher started {processes} processes, but ranks as processes are not built yet; start quintet once, without the launcher, and its ranks run as threads"
+            )));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn subcommand(name: &str) -> Failure {
+    Failure::usage(format!(
+        "quintet {name} is not built yet; today there are train, verify and eval"
+    ))
+}
+
+fn unbuilt(flag: &str, value: &str, instead: &str) -> Result<(), Failure> {
+    let gap = if value.is_empty() { "" } else { " " };
+    Err(Failure::usage(format!(
+        "--{flag}{gap}{value} is not built yet; {instead}"
+    )))
+}

@@ -1,0 +1,503 @@
+use super::*;
+use crate::failure::Exit;
+use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind};
+use proptest::prelude::*;
+use quintet_parallel_layers::pipeline::ScheduleKind;
+
+fn run(line: &str) -> Result<Command, Failure> {
+    let words = std::iter::once("quintet").chain(line.split_whitespace());
+    parse(words, |_| None)
+}
+
+fn train(line: &str) -> Job {
+    match run(line) {
+        Ok(Command::Train(job)) => job,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn verify(line: &str) -> Job {
+    match run(line) {
+        Ok(Command::Verify { job, .. }) => job,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+/// Refused with exit 2, in one sentence that holds `words`.
+fn refused(line: &str, words: &str) {
+    let failure = run(line).expect_err(line);
+    assert_eq!(failure.exit, Exit::Usage, "{line}: {failure}");
+    let sentence = failure.sentence;
+    assert!(sentence.contains(words), "{line}: {sentence}");
+    assert!(
+        !sentence.contains('\n') && !sentence.ends_with('.'),
+        "{line}: {sentence}"
+    );
+}
+
+/// Every flag of the contract (DESIGN, "The command line") and every spelling of Megatron's that
+/// we take.
+const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-parallel-size \
+    context-parallel-size expert-parallel-size expert-tensor-parallel-size dp tp pp cp ep etp \
+    tensor-model-parallel-size pipeline-model-parallel-size expert-model-parallel-size \
+    sequence-parallel zero-stage use-distributed-optimizer schedule virtual-stages \
+    num-virtual-stages-per-pipeline-rank cp-comm cp-comm-type recompute recompute-granularity \
+    ulysses-degree pipeline-layout pipeline-model-parallel-layout hybrid-shard-size bucket-bytes \
+    reduction-order model dropout window-size pack-documents \
+    untie-embeddings-and-output-weights num-experts moe-router-topk moe-router-score-function \
+    moe-aux-loss-coeff moe-z-loss-coeff moe-capacity-factor moe-expert-capacity-factor optimizer \
+    lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
+    eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
+    seed data data-path dtype device launch transport threads-per-rank save load save-interval \
+    run-dir metrics trace log-format config mask-fraction prove quiet";
+
+#[test]
+fn every_flag_of_the_contract_is_known() {
+    let command = command();
+    let spelt = |command: &clap::Command| -> Vec<String> {
+        let names = |arg: &clap::Arg| {
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            arg.get_long()
+                .into_iter()
+                .chain(aliases)
+                .map(String::from)
+                .collect::<Vec<_>>()
+        };
+        command.get_arguments().flat_map(names).collect()
+    };
+    let of = |name| spelt(command.find_subcommand(name).unwrap());
+    for (place, known) in [
+        ("", spelt(&command)),
+        ("train", of("train")),
+        ("verify", of("verify")),
+    ] {
+        for flag in CONTRACT.split_whitespace() {
+            assert!(known.iter().any(|name| name == flag), "{place} --{flag}");
+        }
+    }
+    for flag in [
+        "model",
+        "data",
+        "seq-length",
+        "json",
+        "dp",
+        "tensor-model-parallel-size",
+        "load",
+    ] {
+        assert!(of("eval").iter().any(|name| name == flag), "eval --{flag}");
+    }
+    command.debug_assert();
+}
+
+#[test]
+fn each_flag_reaches_the_job() {
+    let cases: &[(&str, fn(&mut Job))] = &[
+        ("--dp 2", |j| j.layout.dp = 2),
+        ("--data-parallel-size 2", |j| j.layout.dp = 2),
+        ("--tp 4", |j| j.layout.tp = 4),
+        ("--tensor-model-parallel-size=4", |j| j.layout.tp = 4),
+        ("--pipeline-model-parallel-size 4", |j| j.layout.pp = 4),
+        (
+            "--cp 1 --ep 1 --etp 1 --virtual-stages 1 --recompute none",
+            |_| {},
+        ),
+        ("--tp 2 --sequence-parallel", |j| {
+            j.layout.tp = 2;
+            j.layout.sequence_parallel = true;
+        }),
+        ("--sequence-parallel=false", |_| {}),
+        ("--zero-stage 1", |j| j.layout.zero_stage = 1),
+        ("--use-distributed-optimizer", |j| j.layout.zero_stage = 1),
+        ("--schedule gpipe", |j| {
+            j.layout.schedule = ScheduleKind::GPipe
+        }),
+        ("--schedule 1f1b", |_| {}),
+        ("--pp 2 --pipeline-layout 1,3", |j| {
+            j.layout.pp = 2;
+            j.layout.stage_layers = Some(vec![1, 3]);
+        }),
+        ("--bucket-bytes 4096", |j| j.layout.bucket_bytes = 4096),
+        ("--reduction-order any", |j| j.layout.any_order = true),
+        (
+            "--dropout 0 --window-size 0 --num-experts 0 --pack-documents=false",
+            |_| {},
+        ),
+        ("--untie-embeddings-and-output-weights", |j| {
+            j.model.tied = false
+        }),
+        ("--optimizer sgd", |j| j.optimizer.kind = OptimizerKind::Sgd),
+        ("--optimizer adam", |_| {}),
+        ("--lr 0.5 --min-lr 0.25", |j| {
+            (j.optimizer.lr, j.optimizer.min_lr) = (0.5, 0.25)
+        }),
+        ("--lr-decay-style linear", |j| {
+            j.optimizer.decay = Decay::Linear
+        }),
+        ("--lr-warmup-iters 7", |j| j.optimizer.warmup = 7),
+        ("--weight-decay 0.5", |j| j.optimizer.weight_decay = 0.5),
+        ("--clip-grad 0", |j| j.optimizer.clip_grad = 0.0),
+        ("--adam-beta1 0.5 --adam-beta2 0.75 --adam-eps 1e-6", |j| {
+            (j.optimizer.beta1, j.optimizer.beta2, j.optimizer.eps) = (0.5, 0.75, 1e-6);
+        }),
+        ("--eval-interval 9", |j| j.eval_interval = 9),
+        ("--steps 50", |j| (j.steps, j.optimizer.warmup) = (50, 5)),
+        ("--train-iters 1000", |j| j.steps = 1000),
+        ("--mbs 4 --gbs 32", |j| {
+            (j.batch.micro_batch, j.batch.global_batch) = (4, 32)
+        }),
+        ("--seq-length 48", |j| j.batch.seq = 48),
+        ("--seed 18446744073709551615", |j| j.seed = u64::MAX),
+        ("--data play.txt", |j| {
+            j.data = DataSource::File("play.txt".into())
+        }),
+        ("--data embedded", |_| {}),
+        ("--dtype f64", |j| j.dtype = Dtype::F64),
+        ("--device cpu --launch threads --transport local", |_| {}),
+        ("--threads-per-rank 3", |j| j.threads_per_rank = 3),
+        ("--save a --save-interval 10", |j| {
+            (j.save, j.save_interval) = (Some("a".into()), 10)
+        }),
+        ("--load b", |j| j.load = Some("b".into())),
+        ("--run-dir c", |j| j.run_dir = Some("c".into())),
+        ("--metrics d.jsonl", |j| j.metrics = Some("d.jsonl".into())),
+        ("--log-format json --log-interval 5", |j| {
+            (j.log_format, j.log_interval) = (LogFormat::Json, 5);
+        }),
+        ("--mask-fraction 0.25", |j| j.mask_fraction = 0.25),
+        ("--prove", |j| j.prove = true),
+        ("--quiet", |j| j.quiet = true),
+        ("--model tiny", |_| {}),
+    ];
+    for (flags, change) in cases {
+        let mut job = train("train");
+        change(&mut job);
+        assert_eq!(train(&format!("train {flags}")), job, "{flags}");
+    }
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    let cases = [
+        "--cp 2",
+        "--context-parallel-size 4",
+        "--ep 2",
+        "--etp 2",
+        "--zero-stage 2",
+        "--zero-stage 3",
+        "--schedule interleaved",
+        "--schedule zb-h1",
+        "--schedule dualpipe-v",
+        "--virtual-stages 2",
+        "--cp-comm ring",
+        "--cp-comm all-gather",
+        "--cp-comm ulysses",
+        "--recompute selective",
+        "--recompute full",
+        "--ulysses-degree 2",
+        "--hybrid-shard-size 2",
+        "--dropout 0.1",
+        "--window-size 16",
+        "--pack-documents",
+        "--num-experts 4",
+        "--moe-router-topk 2",
+        "--moe-router-score-function sigmoid",
+        "--moe-aux-loss-coeff 0.01",
+        "--moe-z-loss-coeff 0.001",
+        "--moe-capacity-factor 1.25",
+        "--dtype bf16",
+        "--device emulated",
+        "--device cuda",
+        "--launch processes",
+        "--transport shm",
+        "--transport unix",
+        "--transport tcp",
+        "--transport nccl",
+        "--transport mpi",
+        "--log-format megatron",
+        "--trace t.json",
+        "--model tiny-moe",
+    ];
+    for flags in cases {
+        for subcommand in ["", "train"] {
+            refused(&format!("{subcommand} {flags}"), "not built yet");
+        }
+        let value = flags.split(' ').next_back().unwrap();
+        refused(flags, if value == "t.json" { "--trace" } else { value });
+    }
+    for name in ["plan", "bench", "convert", "trace", "launch", "precompile"] {
+        refused(name, "not built yet");
+        refused(&format!("{name} -n 2 --json -- x --tp"), name);
+    }
+    for flags in [
+        "--save d",
+        "--load d",
+        "--metrics m",
+        "--run-dir r",
+        "--quiet",
+        "--eval-interval 1",
+    ] {
+        refused(&format!("verify {flags}"), "belongs to train");
+    }
+}
+
+#[test]
+fn slips_are_named_in_one_sentence() {
+    let cases = [
+        ("--tp 3", "divisors: 1, 2, 4"),
+        ("--tp 0", "tp=0"),
+        ("--tp -1", "-1"),
+        ("--tp two", "two"),
+        ("--tp 99999999999999999999", "--tp"),
+        ("--dp 100000", "at most"),
+        ("--pp 5", "4 layers"),
+        ("--pp 2 --pipeline-layout 1,2", "[1, 2]"),
+        ("--pipeline-layout 1,x", "x"),
+        ("--gbs 3", "nearest: 4"),
+        ("--zero-stage 4", "0..=3"),
+        (
+            "--zero-stage 0 --use-distributed-optimizer",
+            "cannot be used with",
+        ),
+        ("--tp 2 --tp 2", "multiple times"),
+        ("--lr nan", "lr is NaN"),
+        ("--lr=-1", "lr is -1"),
+        ("--steps 0", "steps is 0"),
+        ("--save-interval 5", "--save DIR"),
+        ("--model tinny", "no such preset"),
+        ("--scheduel gpipe", "--schedule"),
+        ("--config no/such.json", "no/such.json"),
+        ("frain", "frain"),
+        ("--tp 2 verify", "verify"),
+        ("eval", "trained parameters"),
+        ("eval --model tiny --data f", "trained parameters"),
+        ("verify --steps 3 --json yes", "yes"),
+    ];
+    for (line, words) in cases {
+        refused(line, words);
+    }
+    assert_eq!(run("--model no/config.json").unwrap_err().exit, Exit::Data);
+}
+
+#[test]
+fn a_launcher_is_not_ignored() {
+    let with = |name: &'static str, value: &'static str| {
+        parse(["quintet"], move |asked| {
+            (asked == name).then(|| value.to_string())
+        })
+    };
+    assert!(with("WORLD_SIZE", "1").is_ok() && with("WORLD_SIZE", "x").is_ok());
+    for name in ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"] {
+        let failure = with(name, "4").unwrap_err();
+        assert!(failure.exit == Exit::Usage && failure.sentence.contains(name));
+    }
+}
+
+#[test]
+fn each_subcommand_has_its_defaults() {
+    assert_eq!(train(""), Job::demo());
+    assert_eq!(train("train"), Job::default());
+    assert_eq!(verify("verify"), Job::verify());
+    assert_eq!(train("--tp 4").layout.world(), 4);
+    assert_eq!(verify("verify --dp 3 --mbs 2").batch.global_batch, 12);
+    let bench = train("train --model bench-s").batch;
+    assert_eq!(
+        (bench.seq, bench.micro_batch, bench.global_batch),
+        (256, 1, 8)
+    );
+    assert!((train("train --lr 1e-4").optimizer.min_lr / 1e-5 - 1.0).abs() < 1e-12);
+    assert_eq!(train("train --steps 4").optimizer.warmup, 0);
+    assert!(matches!(
+        run("verify --json"),
+        Ok(Command::Verify { json: true, .. })
+    ));
+    let Ok(Command::Eval { job, weights, json }) =
+        run("eval --load c --seq-length 8 --dp 3 --json")
+    else {
+        panic!("eval");
+    };
+    assert_eq!((job.batch.seq, job.batch.global_batch, json), (8, 9, true));
+    assert_eq!(weights, Weights::Checkpoint("c".into()));
+}
+
+/// `[default: x; verify: y]` in a help text is what happens without the flag.
+#[test]
+fn help_tells_the_truth_about_defaults() {
+    let command = command();
+    let mut checked = 0;
+    for arg in command.find_subcommand("train").unwrap().get_arguments() {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let Some((_, defaults)) = help.split_once("[default: ") else {
+            continue;
+        };
+        for default in defaults.trim_end_matches(']').split("; ") {
+            let (verifies, value) = match default.strip_prefix("verify: ") {
+                Some(value) => (true, value),
+                None => (false, default),
+            };
+            if value.contains(' ') {
+                continue;
+            }
+            let flag = format!("--{}={value}", arg.get_long().unwrap());
+            let same = if verifies {
+                verify(&format!("verify {flag}")) == verify("verify --dp 2 --tp 2 --pp 2")
+            } else {
+                train(&format!("train {flag}")) == train("train")
+            };
+            assert!(same, "{flag}: {help}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 30, "{checked}");
+}
+
+#[test]
+fn help_and_version_are_printed() {
+    for line in [
+        "--help",
+        "-h",
+        "train --help",
+        "verify -h",
+        "eval --help",
+        "help",
+        "plan --help",
+    ] {
+        let Ok(Command::Print(text)) = run(line) else {
+            panic!("{line}")
+        };
+        assert!(text.contains("Usage:") && !text.contains('\x1b'), "{line}");
+    }
+    let Ok(Command::Print(help)) = run("--help") else {
+        panic!()
+    };
+    for heading in [
+        "Layout:",
+        "Model:",
+        "Optimiser:",
+        "Run:",
+        "Output:",
+        "Exit codes:",
+    ] {
+        assert!(help.contains(heading), "{heading}");
+    }
+    assert!(matches!(run("--version"), Ok(Command::Print(text)) if text.starts_with("quintet ")));
+}
+
+#[test]
+fn a_saved_job_runs_again_and_flags_win() {
+    let dir = crate::report::test_dir::TestDir::new("config");
+    let path = dir.path().join("config.json");
+    let job =
+        train("--pp 2 --pipeline-layout 1,3 --steps 40 --lr 0.1 --mask-fraction 0.5 --seq-len 20");
+    std::fs::write(&path, job.to_json().unwrap()).unwrap();
+    let path = path.display();
+    assert_eq!(train(&format!("--config {path}")), job);
+    assert_eq!(train(&format!("train --config {path}")), job);
+    let other = train(&format!(
+        "--config {path} --pp 4 --steps 400 --model bench-s"
+    ));
+    assert_eq!(
+        (other.layout.pp, other.layout.stage_layers, other.steps),
+        (4, None, 400)
+    );
+    assert_eq!((other.optimizer, other.batch), (job.optimizer, job.batch));
+    assert_eq!(
+        verify(&format!("verify --config {path} --steps 2")),
+        Job {
+            steps: 2,
+            ..job.clone()
+        }
+    );
+    std::fs::write(dir.path().join("bad.json"), r#"{"layout": {"tp": 3}}"#).unwrap();
+    refused(
+        &format!("--config {}", dir.path().join("bad.json").display()),
+        "tp=3 does not divide",
+    );
+    std::fs::write(dir.path().join("list.json"), "[]").unwrap();
+    refused(
+        &format!("--config {}", dir.path().join("list.json").display()),
+        "no saved job",
+    );
+}
+
+fn word() -> impl Strategy<Value = String> {
+    let flags: Vec<String> = CONTRACT
+        .split_whitespace()
+        .chain(["json", "help"])
+        .map(|flag| format!("--{flag}"))
+        .collect();
+    let values = [
+        "0",
+        "1",
+        "2",
+        "3",
+        "-1",
+        "1e999",
+        "nan",
+        "inf",
+        "18446744073709551615",
+        "4294967296",
+        "1,3",
+        "",
+        "=",
+        "--",
+        "-h",
+        "train",
+        "verify",
+        "eval",
+        "plan",
+        "gpipe",
+        "f64",
+        "any",
+        "tiny",
+        "bench-m",
+        "tiny-moe",
+        "true",
+        "\u{1b}[31m",
+        "ü\n",
+    ];
+    let joined = (
+        prop::sample::select(flags.clone()),
+        prop::sample::select(values.to_vec()),
+    )
+        .prop_map(|(flag, value)| format!("{flag}={value}"));
+    prop_oneof![
+        4 => prop::sample::select(flags),
+        4 => prop::sample::select(values.to_vec()).prop_map(String::from),
+        4 => joined,
+        1 => any::<String>(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever is typed: a sound job, a page of help, or one sentence.
+    #[test]
+    fn nothing_typed_panics(words in prop::collection::vec(word(), 0..8)) {
+        match parse(std::iter::once("quintet".to_string()).chain(words), |_| None) {
+            Ok(Command::Train(job) | Command::Verify { job, .. } | Command::Eval { job, .. }) => {
+                prop_assert!(job.check().is_ok());
+                let back = Job::from_json(&job.to_json().unwrap()).unwrap();
+                prop_assert_eq!(back, job);
+            }
+            Ok(Command::Print(text)) => prop_assert!(!text.is_empty()),
+            Err(failure) => {
+                prop_assert!(matches!(failure.exit, Exit::Usage | Exit::Data));
+                prop_assert!(!failure.sentence.contains('\n'), "{}", failure.sentence);
+            }
+        }
+    }
+
+    /// The same with every layout flag sound in form, which gets further in.
+    #[test]
+    fn no_layout_panics(degrees in prop::collection::vec(0usize..70, 3), batch in prop::collection::vec(0u64..100, 3), zero in 0u8..2) {
+        let line = format!(
+            "verify --dp {} --tp {} --pp {} --mbs {} --gbs {} --seq-len {} --zero-stage {zero}",
+            degrees[0], degrees[1], degrees[2], batch[0], batch[1], batch[2]
+        );
+        if let Err(failure) = run(&line) {
+            prop_assert_eq!(failure.exit, Exit::Usage);
+            prop_assert!(!failure.sentence.contains('\n'));
+        }
+    }
+}

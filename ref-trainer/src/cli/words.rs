@@ -1,0 +1,165 @@
+//! Words that flags take, those included whose feature is not built yet: they are known, so that
+//! what is said of them is not "invalid value".
+
+use clap::ValueEnum;
+
+use crate::job::{Decay, LogFormat, OptimizerKind};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Schedule {
+    /// All forwards, then all backwards
+    #[value(name = "gpipe")]
+    GPipe,
+    /// One forward, one backward after the warm-up
+    #[value(name = "1f1b")]
+    OneFOneB,
+    /// Not built yet: refused
+    Interleaved,
+    /// Not built yet: refused
+    #[value(name = "zb-h1")]
+    ZbH1,
+    /// Not built yet: refused
+    #[value(name = "dualpipe-v")]
+    DualPipeV,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum CpComm {
+    #[value(alias = "p2p")]
+    Ring,
+    #[value(aliases = ["all_gather", "allgather"])]
+    AllGather,
+    #[value(alias = "a2a")]
+    Ulysses,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Recompute {
+    /// Keep what forward saves
+    None,
+    /// Not built yet: refused
+    Selective,
+    /// Not built yet: refused
+    Full,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ReductionOrder {
+    /// A left fold in rank order: the same bits whatever the transport
+    Rank,
+    /// Whatever order a plan finds fast: its bits are fixed per plan
+    Any,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ScoreFunction {
+    Softmax,
+    Sigmoid,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Optimizer {
+    /// Adam with decoupled weight decay
+    #[value(name = "adamw", alias = "adam")]
+    AdamW,
+    /// Plain gradient descent
+    Sgd,
+}
+
+impl From<Optimizer> for OptimizerKind {
+    fn from(word: Optimizer) -> Self {
+        match word {
+            Optimizer::AdamW => Self::AdamW,
+            Optimizer::Sgd => Self::Sgd,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum DecayStyle {
+    /// Stay at --lr
+    Constant,
+    /// Fall along a line to --min-lr at the last step
+    Linear,
+    /// Fall along half a cosine to --min-lr at the last step
+    Cosine,
+}
+
+impl From<DecayStyle> for Decay {
+    fn from(word: DecayStyle) -> Self {
+        match word {
+            DecayStyle::Constant => Self::Constant,
+            DecayStyle::Linear => Self::Linear,
+            DecayStyle::Cosine => Self::Cosine,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum DtypeWord {
+    F64,
+    F32,
+    /// Not built yet: refused
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Device {
+    Cpu,
+    /// Not built yet: refused
+    Emulated,
+    /// Not built yet: refused
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Launch {
+    /// Every rank is a thread of this process
+    Threads,
+    /// Not built yet: refused
+    Processes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Transport {
+    /// What fits the launch: local
+    Auto,
+    /// Messages between threads of one process
+    Local,
+    /// Not built yet: refused
+    Shm,
+    /// Not built yet: refused
+    Unix,
+    /// Not built yet: refused
+    Tcp,
+    /// Not built yet: refused
+    Nccl,
+    /// Not built yet: refused
+    Mpi,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Log {
+    /// Lines for a person; a live line on a terminal
+    Plain,
+    /// Not built yet: refused
+    Megatron,
+    /// The objects of the metrics file on stdout, and nothing else there
+    Json,
+}
+
+impl Log {
+    pub(super) fn built(self) -> Option<LogFormat> {
+        match self {
+            Log::Plain => Some(LogFormat::Plain),
+            Log::Json => Some(LogFormat::Json),
+            Log::Megatron => None,
+        }
+    }
+}
+
+/// A word as the command line spells it.
+pub(super) fn spelt(word: impl ValueEnum) -> String {
+    word.to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_string())
+}

@@ -1,0 +1,127 @@
+//! Mean loss over a text, under any layout.
+
+use std::fmt;
+
+use quintet_collectives::transport::local::World;
+use quintet_collectives::{Axis, DeviceMesh};
+use quintet_kernels::{Cpu, Scalar};
+use quintet_zero::checkpoint::{Target, load};
+use serde::Serialize;
+
+use crate::cli::Weights;
+use crate::data::{Corpus, Part, Sample};
+use crate::failure::Failure;
+use crate::groups::Aside;
+use crate::job::{Dtype, Job};
+use crate::rank::{Begin, Rank};
+use crate::weights::{self, Tensors};
+
+/// What an evaluation found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Mean loss in nats per token.
+    pub loss: f64,
+    /// Tokens predicted.
+    pub tokens: u64,
+}
+
+impl Evaluation {
+    /// One JSON object on a line.
+    ///
+    /// # Errors
+    /// Where the loss is no number.
+    pub fn json(&self) -> Result<String, Failure> {
+        serde_json::to_string(self)
+            .map(|text| text + "\n")
+            .map_err(|e| Failure::data(format!("the result cannot be written as JSON: {e}")))
+    }
+}
+
+impl fmt::Display for Evaluation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "loss {:.5} nats per token over {} tokens",
+            self.loss, self.tokens
+        )
+    }
+}
+
+/// Mean loss of trained parameters over a text's consecutive, non-overlapping windows of T + 1
+/// tokens, under the job's layout.
+///
+/// # Errors
+/// Where text or parameters cannot be read, or a rank fails.
+pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluation, Failure> {
+    let job = weights::job_for(job, weights)?;
+    corpus.fits_vocabulary(job.model.vocab)?;
+    let windows: Vec<Sample> = corpus.windows(Part::Whole, job.batch.seq)?.collect();
+    match job.dtype {
+        Dtype::F64 => evaluate_as::<f64>(&job, weights, &windows),
+        Dtype::F32 => evaluate_as::<f32>(&job, weights, &windows),
+    }
+}
+
+fn evaluate_as<E: Scalar>(
+    job: &Job,
+    weights: &Weights,
+    windows: &[Sample],
+) -> Result<Evaluation, Failure> {
+    let folder: Option<Tensors> = match weights {
+        Weights::Folder(path) => Some(weights::read(path, &job.model)?),
+        Weights::Checkpoint(_) => None,
+    };
+    let found = World::new(job.layout.world())?.go(|comm| {
+        let device = Cpu::new(job.threads_per_rank);
+        let mut rank = Rank::<_, _, E>::new(job, device, comm, Begin::Init)?;
+        match (weights, &folder) {
+            (Weights::Checkpoint(root), _) => {
+                let target = Target {
+                    params: &mut rank.params,
+                    optimizer: None,
+                };
+                load(root, &rank.device, &Aside(&rank.groups), &mut [target])?;
+            }
+            (Weights::Folder(_), tensors) => rank.params.fill_with(|entry, index| {
+                let tensor = tensors.as_ref().and_then(|all| all.get(&entry.spec.name));
+                E::from_f64(
+                    tensor
+                        .and_then(|t| t.get(index))
+                        .copied()
+                        .unwrap_or(f64::NAN),
+                )
+            })?,
+        }
+        let mine = share(windows.to_vec(), job, &rank.mesh, rank.rank);
+        rank.evaluate(&mine)
+    })?;
+    let (loss, tokens) = found.first().copied().unwrap_or_default();
+    Ok(Evaluation {
+        loss: loss / tokens,
+        tokens: tokens as u64,
+    })
+}
+
+/// The windows of a replica as microbatches of the job's shape: microbatch m goes to replica m mod
+/// dp. What is missing to a whole number of microbatches each is filled with masked windows.
+#[must_use]
+pub fn share(windows: Vec<Sample>, job: &Job, mesh: &DeviceMesh, rank: usize) -> Vec<Vec<Sample>> {
+    let (micro, dp) = (job.batch.micro_batch, job.layout.dp);
+    let Some(masked) = windows.first().map(|w| Sample {
+        tokens: w.tokens.clone(),
+        mask: vec![false; w.mask.len()],
+    }) else {
+        return Vec::new();
+    };
+    let mut all: Vec<Vec<Sample>> = windows.chunks(micro).map(<[Sample]>::to_vec).collect();
+    if let Some(last) = all.last_mut() {
+        last.resize(micro, masked.clone());
+    }
+    while !all.len().is_multiple_of(dp) {
+        all.push(vec![masked.clone(); micro]);
+    }
+    all.into_iter()
+        .skip(mesh.index(rank, Axis::Dp))
+        .step_by(dp)
+        .collect()
+}

@@ -1,0 +1,339 @@
+//! Training: ranks as threads, steps reported as they end, and at the end the proof.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+use quintet_collectives::transport::local::World;
+use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
+use quintet_kernels::{Backend, Collectives, Cpu, Scalar, Tag};
+use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+use quintet_zero::checkpoint::{Saved, Target, load, save};
+use quintet_zero::{gather_grads, gather_params, gather_state};
+
+use crate::data::{Corpus, Part, Samples};
+use crate::eval::share;
+use crate::failure::{Exit, Failure};
+use crate::forecast::{forecast, samples};
+use crate::groups::Aside;
+use crate::job::{Dtype, Job};
+use crate::proof::{Proof, prove};
+use crate::rank::{Begin, Rank};
+use crate::report::{Reporter, StepReport};
+use crate::schedule_lr::learning_rate;
+use crate::step::Gradients;
+
+/// What a rank tells the console.
+enum News {
+    Step(Box<StepReport>),
+    Note(String),
+}
+
+/// What a rank leaves when the run ends well.
+#[derive(Default)]
+struct Left {
+    proofs: Vec<Proof>,
+    /// Bytes sent in training steps, by group.
+    bytes: BTreeMap<String, u64>,
+    steps: u64,
+    stopped: bool,
+}
+
+/// Trains as the job says; prints, writes the run's folder and, where the job asks for it, proves
+/// the run against one device.
+///
+/// # Errors
+/// The first cause that ended the run; a proof that fails.
+pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
+    let samples = samples(job)?;
+    let done = match &job.load {
+        Some(root) => crate::checkpoint::steps_done(job, root)?,
+        None => 0,
+    };
+    let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
+    let (sender, news) = channel();
+    let ran = std::thread::scope(|scope| {
+        let ranks = scope.spawn(|| match job.dtype {
+            Dtype::F64 => run::<f64>(job, &samples, done, stop, sender),
+            Dtype::F32 => run::<f32>(job, &samples, done, stop, sender),
+        });
+        let mut written = Ok(());
+        for item in news {
+            // A console that fails stops the run, but the ranks come to their end together.
+            let shown = match item {
+                News::Step(report) => reporter.step(&report),
+                News::Note(text) => {
+                    reporter.note(&text);
+                    Ok(())
+                }
+            };
+            if shown.is_err() && written.is_ok() {
+                written = shown;
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+        let left = ranks
+            .join()
+            .unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
+        written.and(left)
+    });
+    let left = match ran {
+        Ok(left) => left,
+        Err(failure) => {
+            reporter.finish(None)?;
+            return Err(failure);
+        }
+    };
+    if left.stopped || !job.prove {
+        reporter.finish(None)?;
+        return Ok(if left.stopped {
+            Exit::Aborted
+        } else {
+            Exit::Fine
+        });
+    }
+    let table = prove(job, &samples, &left.proofs, left.steps, left.bytes)?;
+    let holds = table.holds();
+    reporter.finish(Some(&table))?;
+    if holds {
+        Ok(Exit::Fine)
+    } else {
+        Err(Failure::mismatch("the run is not what one device computes"))
+    }
+}
+
+/// Starts the ranks and joins what they leave.
+fn run<E: Scalar>(
+    job: &Job,
+    samples: &Samples,
+    done: u64,
+    stop: &AtomicBool,
+    sender: Sender<News>,
+) -> Result<Left, Failure> {
+    let sender = std::sync::Mutex::new(Some(sender));
+    let world = World::new(job.layout.world())?;
+    let ranks = world.go(|comm| {
+        let mut taken = None;
+        if comm.rank() == 0 {
+            taken = sender.lock().ok().and_then(|mut s| s.take());
+        }
+        run_rank::<E>(job, samples, done, stop, comm, taken)
+    })?;
+    let mut all = Left::default();
+    for left in ranks {
+        all.proofs.extend(left.proofs);
+        for (group, bytes) in left.bytes {
+            *all.bytes.entry(group).or_default() += bytes;
+        }
+        (all.steps, all.stopped) = (left.steps, left.stopped);
+    }
+    Ok(all)
+}
+
+type LocalRank<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
+
+fn run_rank<E: Scalar>(
+    job: &Job,
+    samples: &Samples,
+    done: u64,
+    stop: &AtomicBool,
+    comm: Communicator<Local>,
+    news: Option<Sender<News>>,
+) -> Result<Left, Failure> {
+    let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
+    if let Some(root) = &job.load {
+        let target = Target {
+            params: &mut rank.params,
+            optimizer: Some(&mut rank.optimizer),
+        };
+        load(root, &rank.device, &Aside(&rank.groups), &mut [target])?;
+    }
+    let say = |item| news.as_ref().map(|sender| sender.send(item));
+    let mut left = Left::default();
+    for step in done + 1..=job.steps {
+        let start = Instant::now();
+        let before = rank.traffic();
+        rank.device.meter().reset_peak();
+        let mut proof = None;
+        if job.prove && proof_steps(done, job.steps).contains(&step) {
+            proof = Some(begin_proof(&rank, step)?);
+        }
+        let lr = learning_rate(step, job.steps, &job.optimizer);
+        let done = rank.accumulate(samples, step, stop.load(Ordering::Relaxed))?;
+        if let Some(proof) = &mut proof {
+            proof.step.grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
+        }
+        rank.update(lr, done.norm)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let mut report = measure(&mut rank, &done, &before, seconds, &mut left.bytes)?;
+        (report.step, report.lr) = (step, lr);
+        if let Some(mut proof) = proof {
+            (proof.step.loss, proof.step.count, proof.step.norm) =
+                (done.loss, done.count, done.norm);
+            proof.step.params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
+            if rank.rank == 0 {
+                left.proofs.push(proof);
+            }
+        }
+        let last = step == job.steps || done.stop;
+        if job.eval_interval > 0 && (step % job.eval_interval == 0 || last) {
+            report.held_out = held_out(&mut rank, samples.corpus())?;
+        }
+        say(News::Step(Box::new(report)));
+        if let Some(root) = &job.save {
+            let due = job.save_interval > 0 && step % job.save_interval == 0;
+            if due || last {
+                let at = write(&rank, root, step)?;
+                say(News::Note(format!("saved {at}")));
+            }
+        }
+        left.steps += 1;
+        if done.stop {
+            left.stopped = step < job.steps;
+            break;
+        }
+    }
+    Ok(left)
+}
+
+/// The first, a middle and the last step of a run.
+fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
+    [
+        done + 1,
+        done + 1 + (steps.saturating_sub(done + 1)) / 2,
+        steps,
+    ]
+}
+
+/// The full state before a step.
+fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof, Failure> {
+    let aside = Aside(&rank.groups);
+    let state = gather_state(&rank.device, &[&rank.optimizer], &aside)?;
+    Ok(Proof {
+        number,
+        before: gather_params(&rank.device, &[&rank.params], &aside)?,
+        state: state
+            .into_iter()
+            .map(|(kind, full)| (kind.to_string(), full))
+            .collect(),
+        step: crate::record::Step::default(),
+    })
+}
+
+/// The step's report, joined over ranks beside the traffic of training.
+fn measure<E: Scalar>(
+    rank: &mut LocalRank<'_, E>,
+    done: &Gradients,
+    before: &BTreeMap<&'static str, crate::groups::Traffic>,
+    seconds: f64,
+    bytes: &mut BTreeMap<String, u64>,
+) -> Result<StepReport, Failure> {
+    const AXES: [&str; 5] = ["dp", "pp", "tie", "tp", "world"];
+    let (stages, stage) = (rank.job.layout.pp, rank.stage_index());
+    let world = rank.mesh.world() as f64;
+    let mut sums = vec![0.0; 3 * stages];
+    let times = done.times;
+    sums[3 * stage..3 * stage + 3].copy_from_slice(&[
+        times.forward,
+        times.backward_input,
+        times.backward_weight,
+    ]);
+    let after = rank.traffic();
+    for axis in AXES {
+        let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
+        let (a, b) = (a.unwrap_or_default(), b.unwrap_or_default());
+        let sent = a.bytes - b.bytes;
+        sums.extend([sent as f64, (a.blocked - b.blocked).as_secs_f64()]);
+        if sent > 0 {
+            *bytes.entry(axis.to_string()).or_default() += sent;
+        }
+    }
+    let mut peaks: Vec<f64> = Tag::ALL
+        .iter()
+        .map(|&tag| rank.device.meter().peak(tag) as f64)
+        .collect();
+    reduce(rank, &mut sums, ReduceOp::Sum)?;
+    reduce(rank, &mut peaks, ReduceOp::Max)?;
+    let (times, groups) = sums.split_at(3 * stages);
+    let by_axis = AXES
+        .into_iter()
+        .zip(groups.chunks(2))
+        .filter(|(_, g)| g[0] > 0.0);
+    let mut report = StepReport {
+        loss: done.loss,
+        grad_norm: done.norm,
+        tokens: done.count as u64,
+        tokens_per_s: done.count / seconds,
+        step_ms: seconds * 1e3,
+        bubble: bubble(rank, times)?,
+        ..StepReport::default()
+    };
+    for (axis, group) in by_axis {
+        report.bytes.insert(axis.to_string(), group[0] as u64);
+        report
+            .comm_wait_ms
+            .insert(axis.to_string(), group[1] * 1e3 / world);
+    }
+    let memory = Tag::ALL.iter().zip(peaks);
+    report.memory_bytes = memory
+        .map(|(tag, bytes)| (tag.name().to_string(), bytes as u64))
+        .collect();
+    Ok(report)
+}
+
+/// The idle share of the schedule, played with the CPU times that its passes took.
+fn bubble<E: Scalar>(rank: &LocalRank<'_, E>, times: &[f64]) -> Result<f64, Failure> {
+    let passes = rank.schedule.microbatches() * (rank.mesh.world() / rank.job.layout.pp);
+    let each = 1.0 / passes.max(1) as f64;
+    let chunks = times.chunks(3).map(|t| StageTime {
+        forward: t[0] * each,
+        backward_input: t[1] * each,
+        backward_weight: t[2] * each,
+    });
+    let played = simulate(
+        &rank.schedule,
+        &Durations {
+            chunks: chunks.collect(),
+            message: 0.0,
+        },
+    )?;
+    Ok(played.bubble())
+}
+
+/// Reduces numbers over all ranks, beside the traffic of training.
+fn reduce<E: Scalar>(
+    rank: &LocalRank<'_, E>,
+    values: &mut [f64],
+    op: ReduceOp,
+) -> Result<(), Failure> {
+    let mut buf = rank.device.upload(Tag::Scratch, values)?;
+    Collectives::<Cpu>::all_reduce(&rank.groups.report, Cpu::whole_mut(&mut buf), op)?;
+    Ok(rank.device.download(Cpu::whole(&buf), values)?)
+}
+
+/// Mean loss on the part of the text that is never learnt from; none where it is too short.
+fn held_out<E: Scalar>(
+    rank: &mut LocalRank<'_, E>,
+    corpus: &Corpus,
+) -> Result<Option<f64>, Failure> {
+    let Ok(windows) = corpus.windows(Part::HeldOut, rank.job.batch.seq) else {
+        return Ok(None);
+    };
+    let mine = share(windows.collect(), rank.job, &rank.mesh, rank.rank);
+    let (loss, tokens) = rank.evaluate(&mine)?;
+    Ok((tokens > 0.0).then(|| loss / tokens))
+}
+
+/// Saves all ranks' parts under `root`.
+fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<String, Failure> {
+    let about = crate::checkpoint::about(rank.job, step)?;
+    let chunk = Saved {
+        params: &rank.params,
+        optimizer: &rank.optimizer,
+    };
+    let folder = save(root, &rank.device, &Aside(&rank.groups), &[chunk], &about)?;
+    Ok(folder.display().to_string())
+}
