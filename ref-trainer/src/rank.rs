@@ -9,6 +9,7 @@ use quintet_collectives::{Axis, Communicator, DeviceMesh, Order};
 use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Schedule, Stage};
+use quintet_planner::config::validate;
 use quintet_planner::model::{StageLayer, flat_layout, mesh, stage_layers};
 use quintet_zero::{GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage};
 
@@ -69,6 +70,8 @@ where
         begin: Begin,
     ) -> Result<Self, Failure> {
         let (layout, rank) = (&job.layout, world.rank());
+        // A batch that replicas cannot share would be cut short without a word.
+        validate(&job.model, layout, &job.batch)?;
         let mesh = mesh(layout)?;
         let grad_bytes = size_of::<E::Acc>();
         let flat = |rank| flat_layout(&job.model, layout, &mesh, rank, grad_bytes);

@@ -15,7 +15,7 @@ use quintet_planner::Layout;
 use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
-use crate::compare::{Difference, Tensors, compare, relative_scalar};
+use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
@@ -151,22 +151,51 @@ pub fn bound(dtype: Dtype) -> f64 {
     }
 }
 
+/// What a verdict is made from.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// The layout's run.
+    pub ours: Record,
+    /// The twin's steps.
+    pub twin: Vec<Step>,
+    /// The oracle's steps.
+    pub truth: Vec<Step>,
+    /// Bytes by group over all ranks and steps, worked out before the first message.
+    pub predicted: BTreeMap<String, u64>,
+}
+
+/// Share of the largest gradient below which a parameter's is judged as if it had that size (see
+/// [`compare_above`]): some hundred roundings of the largest then stay below the bound.
+#[must_use]
+pub fn floor(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F64 => 1e-5,
+        Dtype::F32 => 1e-2,
+    }
+}
+
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
 /// twin.
 ///
 /// # Errors
 /// Where one of them cannot run; a difference is no error but a verdict.
 pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
+    Ok(judge(job, &evidence(job, samples)?))
+}
+
+/// Runs what [`judge`] compares.
+///
+/// # Errors
+/// As [`verify`].
+pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
     let mut predicted = predicted_step(job)?;
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
-    let ours = record(job, samples, Begin::Random)?;
-    let twin = record(&twin_of(job), samples, Begin::Random)?;
-    let truth = oracle_steps(job, samples)?;
-    let mut verdict = judge(job, &ours, &twin.steps, &truth);
-    verdict.bytes_counted = traffic::total(&ours.bytes);
-    verdict.bytes_predicted = predicted;
-    verdict.ok &= verdict.bytes_predicted == verdict.bytes_counted;
-    Ok(verdict)
+    Ok(Evidence {
+        predicted,
+        ours: record(job, samples, Begin::Random)?,
+        twin: record(&twin_of(job), samples, Begin::Random)?.steps,
+        truth: oracle_steps(job, samples)?,
+    })
 }
 
 /// Bytes that each rank sends in a step, by group, before anything has run.
@@ -293,7 +322,15 @@ impl OracleOptimizer {
     }
 }
 
-fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
+/// Compares, step by step, everything that must agree.
+#[must_use]
+pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
+    let Evidence {
+        ours,
+        twin,
+        truth,
+        predicted,
+    } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -303,9 +340,10 @@ fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
         grad_norm: true,
         params: true,
     };
-    let mut ok = ours.steps.len() as u64 == job.steps;
+    let complete = |steps: &[Step]| steps.len() as u64 == job.steps;
+    let mut ok = complete(&ours.steps) && complete(twin) && complete(truth);
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
-        let grads = compare(&x.grads, &r.grads);
+        let grads = compare_above(&x.grads, &r.grads, floor(job.dtype));
         if grads.relative >= worst.relative {
             worst = grads;
         }
@@ -320,6 +358,8 @@ fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
     }
     let copies_differ = differing_copies(ours);
     let within = |value: f64| value < bound;
+    let bytes_counted = traffic::total(&ours.bytes);
+    ok &= *predicted == bytes_counted;
     ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
     Verdict {
         ok: ok && copies_differ.is_empty(),
@@ -332,8 +372,8 @@ fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
         bound,
         bit_equal: bits,
         copies_differ,
-        bytes_predicted: BTreeMap::new(),
-        bytes_counted: BTreeMap::new(),
+        bytes_predicted: predicted.clone(),
+        bytes_counted,
     }
 }
 
