@@ -13,5 +13,9 @@ pub use mesh::{mesh, placement, runs};
 pub type Body = fn(&[u8]);
 
 /// All bodies.
-pub const BODIES: [(&str, Body); 4] =
-    [("mesh", mesh), ("placement", placement), ("runs", runs), ("layout", layout)];
+pub const BODIES: [(&str, Body); 4] = [
+    ("mesh", mesh),
+    ("placement", placement),
+    ("runs", runs),
+    ("layout", layout),
+];

@@ -16,8 +16,18 @@ pub fn mesh(data: &[u8]) {
         ep: bytes.below(9),
         etp: bytes.below(3),
     };
-    let Ok(mesh) = DeviceMesh::new(degrees) else { return };
-    let axes = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Edp, Axis::Ep, Axis::Etp];
+    let Ok(mesh) = DeviceMesh::new(degrees) else {
+        return;
+    };
+    let axes = [
+        Axis::Pp,
+        Axis::Dp,
+        Axis::Cp,
+        Axis::Tp,
+        Axis::Edp,
+        Axis::Ep,
+        Axis::Etp,
+    ];
     let axis = axes[bytes.below(7)];
     let outer = 1 + bytes.below(mesh.degree(axis));
     let whole = [mesh.factor(axis)];
@@ -27,7 +37,11 @@ pub fn mesh(data: &[u8]) {
     };
     for rank in 0..mesh.world() {
         let group = mesh.group(rank, &factors);
-        assert_eq!(group, mesh.group(rank, &whole), "factors together are the axis");
+        assert_eq!(
+            group,
+            mesh.group(rank, &whole),
+            "factors together are the axis"
+        );
         assert!(group.contains(&rank));
         for peer in &group {
             assert_eq!(mesh.group(*peer, &factors), group);
@@ -44,8 +58,14 @@ pub fn placement(data: &[u8]) {
         2 => Placement::Invariant,
         3 => Placement::shard(bytes.below(3)),
         4 => Placement::shard_units(bytes.below(3), bytes.below(5)),
-        5 => Placement::Shard { dim: bytes.below(3), map: IndexMap::Zigzag },
-        _ => Placement::Shard { dim: bytes.below(3), map: IndexMap::Ragged },
+        5 => Placement::Shard {
+            dim: bytes.below(3),
+            map: IndexMap::Zigzag,
+        },
+        _ => Placement::Shard {
+            dim: bytes.below(3),
+            map: IndexMap::Ragged,
+        },
     };
     let (from, to) = (any(), any());
     if let Ok(m) = Move::new(from, to) {

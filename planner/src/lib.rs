@@ -12,5 +12,9 @@ pub mod error;
 pub mod model;
 pub mod traffic;
 
-pub use error::Error;
 pub use config::{Batch, Invalid, Layout, ModelConfig, validate};
+pub use error::Error;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -44,8 +44,23 @@ impl StageLayer {
 /// # Errors
 /// Where the degrees do not make a mesh.
 pub fn mesh(layout: &Layout) -> Result<DeviceMesh, Error> {
-    let Layout { pp, dp, cp, tp, ep, etp, .. } = *layout;
-    Ok(DeviceMesh::new(Degrees { pp, dp, cp, tp, ep, etp })?)
+    let Layout {
+        pp,
+        dp,
+        cp,
+        tp,
+        ep,
+        etp,
+        ..
+    } = *layout;
+    Ok(DeviceMesh::new(Degrees {
+        pp,
+        dp,
+        cp,
+        tp,
+        ep,
+        etp,
+    })?)
 }
 
 /// The layers of a stage, in forward order.
@@ -102,7 +117,10 @@ pub fn tied(model: &ModelConfig, layout: &Layout) -> Vec<Tied> {
     if !model.tied || layout.pp < 2 {
         return Vec::new();
     }
-    vec![Tied { name: String::from(TABLE), stages: vec![0, layout.pp - 1] }]
+    vec![Tied {
+        name: String::from(TABLE),
+        stages: vec![0, layout.pp - 1],
+    }]
 }
 
 /// Where the parameters of a rank lie; `grad_bytes` is the width of a gradient element.

@@ -80,8 +80,18 @@ struct Sum<'a> {
 
 impl<'a> Sum<'a> {
     fn new(mesh: &'a DeviceMesh, layout: &'a Layout, rank: usize) -> Self {
-        let order = if layout.any_order { Order::Any } else { Order::Rank };
-        Self { mesh, layout, rank, order, traffic: Traffic::new() }
+        let order = if layout.any_order {
+            Order::Any
+        } else {
+            Order::Rank
+        };
+        Self {
+            mesh,
+            layout,
+            rank,
+            order,
+            traffic: Traffic::new(),
+        }
     }
 
     /// Adds `times` of one collective over `world` ranks in which this rank has `place`.
@@ -109,11 +119,20 @@ impl<'a> Sum<'a> {
     }
 
     /// The moves of tensor parallel regions and the vocabulary-parallel loss.
-    fn layers(&mut self, model: &ModelConfig, batch: &Batch, types: WireTypes) -> Result<(), Error> {
-        let (tokens, mbs) = (batch.micro_batch * batch.seq, batch.microbatches() / self.layout.dp);
+    fn layers(
+        &mut self,
+        model: &ModelConfig,
+        batch: &Batch,
+        types: WireTypes,
+    ) -> Result<(), Error> {
+        let (tokens, mbs) = (
+            batch.micro_batch * batch.seq,
+            batch.microbatches() / self.layout.dp,
+        );
         let len = tokens * model.hidden;
-        let counts: Vec<usize> =
-            chunk_lens(tokens, self.layout.tp).map(|n| n * model.hidden).collect();
+        let counts: Vec<usize> = chunk_lens(tokens, self.layout.tp)
+            .map(|n| n * model.hidden)
+            .collect();
         for layer in stage_layers(model, self.layout, self.mesh, self.stage())? {
             // Entries and exits of tensor parallel regions in this layer; a table is only left, a
             // head only entered.
@@ -125,8 +144,12 @@ impl<'a> Sum<'a> {
             let tp = self.tp();
             if self.layout.sequence_parallel {
                 // Enter: all-gather, its backward reduce-scatter. Leave: the same the other way.
-                let gathers = CollectiveShape::AllGather { counts: counts.clone() };
-                let scatters = CollectiveShape::ReduceScatter { counts: counts.clone() };
+                let gathers = CollectiveShape::AllGather {
+                    counts: counts.clone(),
+                };
+                let scatters = CollectiveShape::ReduceScatter {
+                    counts: counts.clone(),
+                };
                 let times = mbs * (enters + leaves);
                 self.add("tp", tp, &gathers, types.storage, times)?;
                 self.add("tp", tp, &scatters, types.storage, times)?;
@@ -137,7 +160,9 @@ impl<'a> Sum<'a> {
             }
             if matches!(layer, StageLayer::Head(_)) {
                 for per_token in [1, 2] {
-                    let shape = CollectiveShape::AllReduce { len: per_token * tokens };
+                    let shape = CollectiveShape::AllReduce {
+                        len: per_token * tokens,
+                    };
                     self.add("tp", tp, &shape, types.accumulation, mbs)?;
                 }
             }
@@ -161,7 +186,8 @@ impl<'a> Sum<'a> {
         let bytes = tokens * model.hidden * types.storage.bytes();
         let mbs = batch.microbatches() / self.layout.dp;
         if neighbours > 0 {
-            *self.traffic.entry(String::from("pp")).or_default() += (bytes * mbs * neighbours) as u64;
+            *self.traffic.entry(String::from("pp")).or_default() +=
+                (bytes * mbs * neighbours) as u64;
         }
         Ok(())
     }
@@ -188,9 +214,17 @@ impl<'a> Sum<'a> {
                 self.add("dp", place, &all_reduce, acc, 1)?;
             } else {
                 let counts = part.counts();
-                let scatter = CollectiveShape::ReduceScatter { counts: counts.clone() };
+                let scatter = CollectiveShape::ReduceScatter {
+                    counts: counts.clone(),
+                };
                 self.add("dp", place, &scatter, acc, 1)?;
-                self.add("dp", place, &CollectiveShape::AllGather { counts }, storage, 1)?;
+                self.add(
+                    "dp",
+                    place,
+                    &CollectiveShape::AllGather { counts },
+                    storage,
+                    1,
+                )?;
             }
         }
         Ok(())
@@ -200,9 +234,21 @@ impl<'a> Sum<'a> {
     fn scalars(&mut self) -> Result<(), Error> {
         let dp = (self.mesh.index(self.rank, Axis::Dp), self.layout.dp);
         let world = (self.rank, self.mesh.world());
-        self.add("dp", dp, &CollectiveShape::AllReduce { len: 1 }, DType::F64, 1)?;
+        self.add(
+            "dp",
+            dp,
+            &CollectiveShape::AllReduce { len: 1 },
+            DType::F64,
+            1,
+        )?;
         for len in SCALARS {
-            self.add("world", world, &CollectiveShape::AllReduce { len }, DType::F64, 1)?;
+            self.add(
+                "world",
+                world,
+                &CollectiveShape::AllReduce { len },
+                DType::F64,
+                1,
+            )?;
         }
         Ok(())
     }
@@ -211,3 +257,91 @@ impl<'a> Sum<'a> {
 /// Lengths of the all-reduces over all ranks at the end of a step: the squared norm, then
 /// [loss, stop].
 const SCALARS: [usize; 2] = [1, 2];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(tied: bool) -> ModelConfig {
+        ModelConfig {
+            vocab: 50,
+            hidden: 8,
+            layers: 3,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 2,
+            ffn: 12,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            tied,
+        }
+    }
+
+    fn sent(layout: &Layout, tied: bool) -> Traffic {
+        let batch = Batch {
+            seq: 6,
+            micro_batch: 1,
+            global_batch: 4,
+        };
+        let types = WireTypes {
+            storage: DType::F32,
+            accumulation: DType::F32,
+        };
+        step(&model(tied), layout, &batch, types)
+            .map(|ranks| total(&ranks))
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn one_rank_sends_nothing() {
+        assert!(
+            sent(&Layout::single(), true)
+                .values()
+                .all(|&bytes| bytes == 0)
+        );
+    }
+
+    /// ZeRO-1 moves what DP moves: an all-reduce is a reduce-scatter and an all-gather.
+    #[test]
+    fn zero_one_moves_what_dp_moves() {
+        let dp = Layout {
+            dp: 2,
+            bucket_bytes: 1 << 20,
+            ..Layout::single()
+        };
+        let zero = Layout {
+            zero_stage: 1,
+            ..dp.clone()
+        };
+        assert_eq!(sent(&dp, false), sent(&zero, false));
+    }
+
+    /// Sequence parallelism moves what tensor parallelism moves, for an all-reduce is a
+    /// reduce-scatter and an all-gather; only the gradients of the norms come on top.
+    #[test]
+    fn sequence_parallelism_adds_the_norms() {
+        let tp = Layout {
+            tp: 2,
+            ..Layout::single()
+        };
+        let sp = Layout {
+            sequence_parallel: true,
+            ..tp.clone()
+        };
+        let norms = (2 * 3 + 1) * 8 * 4;
+        assert_eq!(sent(&sp, false)["tp"], sent(&tp, false)["tp"] + 2 * norms);
+    }
+
+    #[test]
+    fn boundaries_carry_activations_and_ties_their_table() {
+        let pp = sent(
+            &Layout {
+                pp: 3,
+                ..Layout::single()
+            },
+            true,
+        );
+        assert_eq!(pp["pp"], 2 * 2 * 4 * (6 * 8) * 4);
+        assert_eq!(pp["tie"], 2 * 50 * 8 * 4);
+    }
+}

@@ -30,7 +30,10 @@ pub fn about(job: &Job, step: u64) -> Result<About, Failure> {
 pub fn job_of(root: &Path) -> Result<(Job, u64), Failure> {
     let (folder, meta) = find(root)?;
     let job: Job = serde_json::from_value(meta.user.clone()).map_err(|e| {
-        Failure::data(format!("checkpoint {} was not written by this trainer: {e}", folder.display()))
+        Failure::data(format!(
+            "checkpoint {} was not written by this trainer: {e}",
+            folder.display()
+        ))
     })?;
     Ok((job, meta.step))
 }

@@ -22,11 +22,34 @@ pub struct Difference {
 /// A tensor that one side lacks, or whose lengths differ, is infinitely far off.
 #[must_use]
 pub fn compare(ours: &Tensors, reference: &Tensors) -> Difference {
-    let mut found = Difference { bit_equal: true, ..Difference::default() };
+    compare_above(ours, reference, 0.0)
+}
+
+/// [`compare`], where a tensor smaller than `floor` times the largest of `reference` is taken to
+/// be that large: for gradients, some of which are nothing but what is left of terms that cancel.
+///
+/// A softmax over one key has no gradient, and one over keys of equal values has none either: those
+/// of q and k are then the rounding of terms as large as the gradients beside them, on either side.
+/// Where the whole reference is zero, only zero meets it.
+#[must_use]
+pub fn compare_above(ours: &Tensors, reference: &Tensors, floor: f64) -> Difference {
+    let least = reference
+        .values()
+        .map(|r| Size::of(r.iter().copied()))
+        .fold(Size::default(), |least, r| {
+            least.max(Size {
+                norm: floor * r.norm,
+                max: floor * r.max,
+            })
+        });
+    let mut found = Difference {
+        bit_equal: true,
+        ..Difference::default()
+    };
     let names: std::collections::BTreeSet<&String> = ours.keys().chain(reference.keys()).collect();
     for name in names {
         let (relative, equal) = match (ours.get(name), reference.get(name)) {
-            (Some(x), Some(r)) if x.len() == r.len() => (relative(x, r), same_bits(x, r)),
+            (Some(x), Some(r)) if x.len() == r.len() => (relative(x, r, least), same_bits(x, r)),
             _ => (f64::INFINITY, false),
         };
         found.bit_equal &= equal;
@@ -44,15 +67,39 @@ pub fn relative_scalar(x: f64, r: f64) -> f64 {
     ratio((x - r).abs(), r.abs())
 }
 
-fn relative(x: &[f64], r: &[f64]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let largest = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold(0.0_f64, |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) })
-    };
-    let difference = || x.iter().zip(r).map(|(a, b)| a - b);
-    let in_norm = ratio(norm(&mut difference()), norm(&mut r.iter().copied()));
-    let in_max = ratio(largest(&mut difference()), largest(&mut r.iter().copied()));
-    in_norm.max(in_max)
+/// Two measures of a tensor.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    norm: f64,
+    max: f64,
+}
+
+impl Size {
+    fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
+        let max = values.clone().fold(
+            0.0_f64,
+            |m, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) },
+        );
+        Self {
+            norm: values.map(|v| v * v).sum::<f64>().sqrt(),
+            max,
+        }
+    }
+
+    /// The larger of each; what is not a number stays.
+    fn max(self, other: Self) -> Self {
+        let larger = |a: f64, b: f64| if a < b { b } else { a };
+        Self {
+            norm: larger(self.norm, other.norm),
+            max: larger(self.max, other.max),
+        }
+    }
+}
+
+fn relative(x: &[f64], r: &[f64], least: Size) -> f64 {
+    let difference = Size::of(x.iter().zip(r).map(|(a, b)| a - b));
+    let size = Size::of(r.iter().copied()).max(least);
+    ratio(difference.norm, size.norm).max(ratio(difference.max, size.max))
 }
 
 fn ratio(difference: f64, size: f64) -> f64 {
@@ -74,7 +121,10 @@ mod tests {
     use super::*;
 
     fn tensors(values: &[(&str, &[f64])]) -> Tensors {
-        values.iter().map(|(n, v)| ((*n).to_string(), v.to_vec())).collect()
+        values
+            .iter()
+            .map(|(n, v)| ((*n).to_string(), v.to_vec()))
+            .collect()
     }
 
     #[test]
@@ -89,17 +139,45 @@ mod tests {
     #[test]
     fn zero_must_be_met_by_zero_and_nan_by_nothing() {
         let zero = tensors(&[("a", &[0.0])]);
-        assert_eq!(compare(&tensors(&[("a", &[1e-30])]), &zero).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&tensors(&[("a", &[1e-30])]), &zero).relative,
+            f64::INFINITY
+        );
         assert_eq!(compare(&zero, &zero).relative, 0.0);
         let nan = tensors(&[("a", &[f64::NAN])]);
         assert_eq!(compare(&nan, &nan).relative, f64::INFINITY);
-        assert_eq!(compare(&nan, &tensors(&[("a", &[1.0])])).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&nan, &tensors(&[("a", &[1.0])])).relative,
+            f64::INFINITY
+        );
+    }
+
+    #[test]
+    fn what_cancels_is_measured_by_what_is_beside_it() {
+        let r = tensors(&[("v", &[3.0, 4.0]), ("k", &[0.0])]);
+        let x = tensors(&[("v", &[3.0, 4.0]), ("k", &[1e-16])]);
+        assert_eq!(compare(&x, &r).relative, f64::INFINITY);
+        let d = compare_above(&x, &r, 1e-5);
+        assert!(
+            (d.relative - 1e-16 / 4e-5).abs() < 1e-20 && d.worst == "k",
+            "{d:?}"
+        );
+        // What is not small is measured as ever, and nothing but zero meets nothing.
+        let x = tensors(&[("v", &[3.0, 4.4]), ("k", &[0.0])]);
+        assert_eq!(compare_above(&x, &r, 1e-5), compare(&x, &r));
+        let zero = tensors(&[("v", &[0.0, 0.0]), ("k", &[0.0])]);
+        assert_eq!(compare_above(&x, &zero, 1e-5).relative, f64::INFINITY);
+        let nan = tensors(&[("v", &[f64::NAN, 1.0]), ("k", &[0.0])]);
+        assert_eq!(compare_above(&r, &nan, 1e-5).relative, f64::INFINITY);
     }
 
     #[test]
     fn a_missing_tensor_is_infinitely_far() {
         let r = tensors(&[("a", &[1.0])]);
         assert_eq!(compare(&Tensors::new(), &r).relative, f64::INFINITY);
-        assert_eq!(compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative, f64::INFINITY);
+        assert_eq!(
+            compare(&tensors(&[("a", &[1.0, 2.0])]), &r).relative,
+            f64::INFINITY
+        );
     }
 }

@@ -39,7 +39,11 @@ impl Evaluation {
 
 impl fmt::Display for Evaluation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "loss {:.5} nats per token over {} tokens", self.loss, self.tokens)
+        writeln!(
+            f,
+            "loss {:.5} nats per token over {} tokens",
+            self.loss, self.tokens
+        )
     }
 }
 
@@ -72,19 +76,30 @@ fn evaluate_as<E: Scalar>(
         let mut rank = Rank::<_, _, E>::new(job, device, comm, Begin::Init)?;
         match (weights, &folder) {
             (Weights::Checkpoint(root), _) => {
-                let target = Target { params: &mut rank.params, optimizer: None };
+                let target = Target {
+                    params: &mut rank.params,
+                    optimizer: None,
+                };
                 load(root, &rank.device, &Aside(&rank.groups), &mut [target])?;
             }
             (Weights::Folder(_), tensors) => rank.params.fill_with(|entry, index| {
                 let tensor = tensors.as_ref().and_then(|all| all.get(&entry.spec.name));
-                E::from_f64(tensor.and_then(|t| t.get(index)).copied().unwrap_or(f64::NAN))
+                E::from_f64(
+                    tensor
+                        .and_then(|t| t.get(index))
+                        .copied()
+                        .unwrap_or(f64::NAN),
+                )
             })?,
         }
         let mine = share(windows.to_vec(), job, &rank.mesh, rank.rank);
         rank.evaluate(&mine)
     })?;
     let (loss, tokens) = found.first().copied().unwrap_or_default();
-    Ok(Evaluation { loss: loss / tokens, tokens: tokens as u64 })
+    Ok(Evaluation {
+        loss: loss / tokens,
+        tokens: tokens as u64,
+    })
 }
 
 /// The windows of a replica as microbatches of the job's shape: microbatch m goes to replica m mod
@@ -105,5 +120,8 @@ pub fn share(windows: Vec<Sample>, job: &Job, mesh: &DeviceMesh, rank: usize) ->
     while !all.len().is_multiple_of(dp) {
         all.push(vec![masked.clone(); micro]);
     }
-    all.into_iter().skip(mesh.index(rank, Axis::Dp)).step_by(dp).collect()
+    all.into_iter()
+        .skip(mesh.index(rank, Axis::Dp))
+        .step_by(dp)
+        .collect()
 }

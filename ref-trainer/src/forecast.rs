@@ -31,7 +31,10 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
     let corpus = corpus(job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
     let half = job.mask_fraction / 2.0;
-    let mask = RandomMask { tokens: half, samples: half };
+    let mask = RandomMask {
+        tokens: half,
+        samples: half,
+    };
     Ok(Samples::new(corpus, job.seed, job.batch.seq)?.with_mask(mask))
 }
 
@@ -73,7 +76,11 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         segments[mesh.index(rank, Axis::Pp)] = flat.buckets().len();
         let state: usize = match job.layout.zero_stage {
             0 => flat.len(),
-            _ => flat.parts().iter().map(|part| part.chunk(part.place).len()).sum(),
+            _ => flat
+                .parts()
+                .iter()
+                .map(|part| part.chunk(part.place).len())
+                .sum(),
         };
         let categories = [
             ("parameters", flat.len()),
@@ -88,7 +95,11 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     if job.layout.pp > 1 {
         let mbs = job.batch.microbatches() / job.layout.dp;
         let schedule = Schedule::new(job.layout.schedule, job.layout.pp, mbs, &segments)?;
-        let time = StageTime { forward: 1.0, backward_input: 1.0, backward_weight: 1.0 };
+        let time = StageTime {
+            forward: 1.0,
+            backward_input: 1.0,
+            backward_weight: 1.0,
+        };
         let played = simulate(&schedule, &Durations::equal(job.layout.pp, time, 0.0))?;
         forecast.bubble = Some(played.bubble());
     }

@@ -35,7 +35,10 @@ pub trait Counted {
 impl<T: Transport + Send + 'static> Counted for Communicator<T> {
     fn traffic(&self) -> Traffic {
         let stats = self.stats();
-        Traffic { bytes: stats.bytes, blocked: stats.blocked }
+        Traffic {
+            bytes: stats.bytes,
+            blocked: stats.blocked,
+        }
     }
 }
 
@@ -104,7 +107,12 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
 impl<C: Counted> Groups<C> {
     /// Bytes and waiting by axis, the pipeline's group included.
     pub fn traffic(&self, pp: &C) -> BTreeMap<&'static str, Traffic> {
-        let fixed = [("world", &self.world), ("tp", &self.tp), ("dp", &self.data), ("pp", pp)];
+        let fixed = [
+            ("world", &self.world),
+            ("tp", &self.tp),
+            ("dp", &self.data),
+            ("pp", pp),
+        ];
         let over = self.over.values().map(|(label, group)| (*label, group));
         let tie = self.tie.values().map(|group| ("tie", group));
         let mut sum: BTreeMap<&'static str, Traffic> = BTreeMap::new();
@@ -144,6 +152,7 @@ impl<C> ZeroGroups<C> for Aside<'_, C> {
         self.0.tie(stages)
     }
 
+    #[allow(clippy::misnamed_getters)] // that is the point of this wrapper
     fn world(&self) -> &C {
         &self.0.report
     }

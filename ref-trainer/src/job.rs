@@ -161,10 +161,10 @@ impl Default for OptimizerOptions {
     fn default() -> Self {
         Self {
             kind: OptimizerKind::AdamW,
-            lr: 3e-3,
-            min_lr: 3e-4,
+            lr: 2e-3,
+            min_lr: 2e-4,
             decay: Decay::Cosine,
-            warmup: 20,
+            warmup: 30,
             weight_decay: 0.1,
             clip_grad: 1.0,
             beta1: 0.9,

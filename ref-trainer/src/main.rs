@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quintet_ref_trainer::cli::{self, Command};
 use quintet_ref_trainer::data::Samples;
 use quintet_ref_trainer::eval::evaluate;
-use quintet_ref_trainer::failure::{Exit, Failure};
+use quintet_ref_trainer::failure::{Exit, Failure, end};
 use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::train::train;
@@ -15,13 +15,7 @@ use quintet_ref_trainer::verify::verify;
 
 fn main() -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
-    match cli::parse(std::env::args_os(), env).and_then(perform) {
-        Ok(exit) => exit.into(),
-        Err(failure) => {
-            eprintln!("quintet: {failure}");
-            failure.exit.into()
-        }
-    }
+    end(cli::parse(std::env::args_os(), env).and_then(perform))
 }
 
 fn perform(command: Command) -> Result<Exit, Failure> {
@@ -30,7 +24,11 @@ fn perform(command: Command) -> Result<Exit, Failure> {
         Command::Verify { job, json } => prove(&job, &samples(&job)?, json),
         Command::Eval { job, weights, json } => {
             let found = evaluate(&job, &weights, &corpus(&job)?)?;
-            cli::print(&if json { found.json()? } else { found.to_string() })?;
+            cli::print(&if json {
+                found.json()?
+            } else {
+                found.to_string()
+            })?;
             Ok(Exit::Fine)
         }
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
@@ -39,8 +37,16 @@ fn perform(command: Command) -> Result<Exit, Failure> {
 
 fn prove(job: &Job, samples: &Samples, json: bool) -> Result<Exit, Failure> {
     let verdict = verify(job, samples)?;
-    cli::print(&if json { verdict.json()? } else { verdict.to_string() })?;
-    Ok(if verdict.ok { Exit::Fine } else { Exit::Mismatch })
+    cli::print(&if json {
+        verdict.json()?
+    } else {
+        verdict.to_string()
+    })?;
+    Ok(if verdict.ok {
+        Exit::Fine
+    } else {
+        Exit::Mismatch
+    })
 }
 
 /// The first interrupt asks all ranks to stop after their step; the second ends the program.

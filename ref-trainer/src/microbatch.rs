@@ -17,7 +17,11 @@ pub fn upload<B: Backend, E: Scalar>(
 ) -> Result<MicroBatch<B, E>, Failure> {
     let positions = samples.first().map_or(0, |s| s.mask.len());
     let ids = |skip: usize| -> Vec<i32> {
-        samples.iter().flat_map(|s| s.tokens.iter().skip(skip).take(positions)).map(|&t| t as i32).collect()
+        samples
+            .iter()
+            .flat_map(|s| s.tokens.iter().skip(skip).take(positions))
+            .map(|&t| t as i32)
+            .collect()
     };
     let place: Vec<i32> = samples.iter().flat_map(|_| 0..positions as i32).collect();
     let weights: Vec<E::Acc> = samples

@@ -91,7 +91,11 @@ impl StageModel {
                 }
             }));
         }
-        Ok(Forward { output: x, loss_t, saved: StageSaved { batch, layers } })
+        Ok(Forward {
+            output: x,
+            loss_t,
+            saved: StageSaved { batch, layers },
+        })
     }
 
     /// Gradient of the input of the layers `run`, from the gradient `dx` of their output (none

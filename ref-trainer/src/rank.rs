@@ -9,10 +9,9 @@ use quintet_collectives::{Axis, Communicator, DeviceMesh, Order};
 use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Schedule, Stage};
+use quintet_planner::config::validate;
 use quintet_planner::model::{StageLayer, flat_layout, mesh, stage_layers};
-use quintet_zero::{
-    GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
-};
+use quintet_zero::{GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage};
 
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups, Traffic};
@@ -71,11 +70,17 @@ where
         begin: Begin,
     ) -> Result<Self, Failure> {
         let (layout, rank) = (&job.layout, world.rank());
+        // A batch that replicas cannot share would be cut short without a word.
+        validate(&job.model, layout, &job.batch)?;
         let mesh = mesh(layout)?;
         let grad_bytes = size_of::<E::Acc>();
         let flat = |rank| flat_layout(&job.model, layout, &mesh, rank, grad_bytes);
         let mine = Arc::new(flat(rank)?);
-        let order = if layout.any_order { Order::Any } else { Order::Rank };
+        let order = if layout.any_order {
+            Order::Any
+        } else {
+            Order::Rank
+        };
         let (groups, pp) = Groups::new(world, &mesh, &mine, order)?;
         let stage_index = mesh.index(rank, Axis::Pp);
         let per_stage = mesh.world() / layout.pp;
@@ -84,7 +89,11 @@ where
             .collect::<Result<_, quintet_planner::Error>>()?;
         let mbs = job.batch.microbatches() / layout.dp;
         let layers: Vec<StageLayer> = stage_layers(&job.model, layout, &mesh, stage_index)?;
-        let zero = if layout.zero_stage == 0 { ZeroStage::Ddp } else { ZeroStage::One };
+        let zero = if layout.zero_stage == 0 {
+            ZeroStage::Ddp
+        } else {
+            ZeroStage::One
+        };
         let partition = Partition::new(mine.clone(), zero)?;
         let mut params = ParamStore::zeros(&device, &mine)?;
         params.fill_with(|entry, index| {
@@ -146,7 +155,9 @@ pub fn rule(job: &Job) -> Rule {
             eps: o.eps,
             weight_decay: o.weight_decay,
         },
-        OptimizerKind::Sgd => Rule::Sgd { weight_decay: o.weight_decay },
+        OptimizerKind::Sgd => Rule::Sgd {
+            weight_decay: o.weight_decay,
+        },
     }
 }
 

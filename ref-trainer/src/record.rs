@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-use quintet_collectives::transport::local::World;
+use quintet_collectives::Communicator;
+use quintet_collectives::transport::local::{Local, World};
 use quintet_kernels::{Cpu, Scalar};
 use quintet_zero::{gather_grads, gather_params};
 
@@ -55,22 +56,36 @@ pub struct Record {
     pub bytes: Vec<BTreeMap<String, u64>>,
 }
 
+/// A rank of a recorded run.
+pub type Recorded<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
+
 /// Runs the job's steps from `begin`, as many rank threads as its layout has.
 ///
 /// # Errors
 /// The first cause that ended the run.
 pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
+    let world = World::new(job.layout.world())?;
     match job.dtype {
-        Dtype::F64 => record_as::<f64>(job, samples, begin),
-        Dtype::F32 => record_as::<f32>(job, samples, begin),
+        Dtype::F64 => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
+        Dtype::F32 => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
     }
 }
 
-fn record_as<E: Scalar>(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
-    let world = World::new(job.layout.world())?;
+/// [`record`] on a world made beforehand; `prepare` may change each rank before its first step.
+///
+/// # Errors
+/// As [`record`], and those of `prepare`.
+pub fn record_on<E: Scalar>(
+    world: &World,
+    job: &Job,
+    samples: &Samples,
+    begin: Begin,
+    prepare: impl Fn(&mut Recorded<'_, E>) -> Result<(), Failure> + Sync,
+) -> Result<Record, Failure> {
     let ranks = world.go(|comm| {
         let device = Cpu::new(job.threads_per_rank);
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
+        prepare(&mut rank)?;
         let (mut steps, mut held) = (Vec::new(), Vec::new());
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
@@ -80,10 +95,19 @@ fn record_as<E: Scalar>(job: &Job, samples: &Samples, begin: Begin) -> Result<Re
             held.extend(hashes(&rank, step)?);
             if rank.rank == 0 {
                 let (loss, count, norm) = (done.loss, done.count, done.norm);
-                steps.push(Step { loss, count, norm, grads, params });
+                steps.push(Step {
+                    loss,
+                    count,
+                    norm,
+                    grads,
+                    params,
+                });
             }
         }
-        let bytes = rank.traffic().into_iter().map(|(name, t)| (name.to_string(), t.bytes));
+        let bytes = rank
+            .traffic()
+            .into_iter()
+            .map(|(name, t)| (name.to_string(), t.bytes));
         Ok::<_, Failure>((steps, held, bytes.filter(|(_, b)| *b > 0).collect()))
     })?;
     let mut record = Record::default();

@@ -62,7 +62,10 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         self.grads.zero()?;
         let actions = self.schedule.actions(self.stage_index());
         let mut pass = Pass {
-            ctx: Ctx { device: &self.device, tp: &self.groups.tp },
+            ctx: Ctx {
+                device: &self.device,
+                tp: &self.groups.tp,
+            },
             groups: &self.groups,
             model: &self.model,
             segments: &self.segments,
@@ -82,9 +85,17 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let loss = if count > 0.0 { loss / count } else { 0.0 };
         let norm = grad_norm(&self.device, &[&self.grads], &self.groups)?;
         if !loss.is_finite() {
-            return Err(Failure::aborted(format!("the loss of step {step} is {loss}, though every gradient is finite")));
+            return Err(Failure::aborted(format!(
+                "the loss of step {step} is {loss}, though every gradient is finite"
+            )));
         }
-        Ok(Gradients { loss, count, norm, stop: stop > 0.0, times })
+        Ok(Gradients {
+            loss,
+            count,
+            norm,
+            stop: stop > 0.0,
+            times,
+        })
     }
 
     /// The optimizer's step on what [`Rank::accumulate`] summed.
@@ -93,8 +104,14 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// Where a kernel or a peer fails.
     pub fn update(&mut self, lr: f64, norm: f64) -> Result<(), Failure> {
         let limit = self.job.optimizer.clip_grad;
-        let scale = if limit > 0.0 { clip_factor(norm, limit) } else { 1.0 };
-        Ok(self.optimizer.step(&mut self.params, &self.grads, &self.groups, lr, scale)?)
+        let scale = if limit > 0.0 {
+            clip_factor(norm, limit)
+        } else {
+            1.0
+        };
+        Ok(self
+            .optimizer
+            .step(&mut self.params, &self.grads, &self.groups, lr, scale)?)
     }
 
     /// Sum of the token losses over microbatches, forward alone, and the number of valid tokens,
@@ -107,7 +124,10 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let valid: usize = microbatches.iter().flatten().map(Sample::valid).sum();
         let actions = forward_only(&self.schedule, microbatches.len(), self.stage_index())?;
         let mut pass = Pass {
-            ctx: Ctx { device: &self.device, tp: &self.groups.tp },
+            ctx: Ctx {
+                device: &self.device,
+                tp: &self.groups.tp,
+            },
             groups: &self.groups,
             model: &self.model,
             segments: &self.segments,
@@ -130,7 +150,11 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     }
 
     /// The sum of a few numbers over a group.
-    pub(crate) fn sum<const N: usize>(&self, group: &C, values: [f64; N]) -> Result<[f64; N], Failure> {
+    pub(crate) fn sum<const N: usize>(
+        &self,
+        group: &C,
+        values: [f64; N],
+    ) -> Result<[f64; N], Failure> {
         let mut buf = self.device.upload(Tag::Scratch, &values)?;
         if group.world() > 1 {
             group.all_reduce(B::whole_mut(&mut buf), ReduceOp::Sum)?;
@@ -195,7 +219,8 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
         let run = self.segments[segment].clone();
-        self.model.backward_input(&self.ctx, self.params, saved, run, dout)
+        self.model
+            .backward_input(&self.ctx, self.params, saved, run, dout)
     }
 
     fn backward_weight(&mut self, mb: usize, _chunk: usize, segment: usize) -> Result<(), Failure> {

@@ -75,7 +75,9 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
                 stop.store(true, Ordering::Relaxed);
             }
         }
-        let left = ranks.join().unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
+        let left = ranks
+            .join()
+            .unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
         written.and(left)
     });
     let left = match ran {
@@ -87,12 +89,20 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
     };
     if left.stopped || !job.prove {
         reporter.finish(None)?;
-        return Ok(if left.stopped { Exit::Aborted } else { Exit::Fine });
+        return Ok(if left.stopped {
+            Exit::Aborted
+        } else {
+            Exit::Fine
+        });
     }
     let table = prove(job, &samples, &left.proofs, left.steps, left.bytes)?;
     let holds = table.holds();
     reporter.finish(Some(&table))?;
-    if holds { Ok(Exit::Fine) } else { Err(Failure::mismatch("the run is not what one device computes")) }
+    if holds {
+        Ok(Exit::Fine)
+    } else {
+        Err(Failure::mismatch("the run is not what one device computes"))
+    }
 }
 
 /// Starts the ranks and joins what they leave.
@@ -135,7 +145,10 @@ fn run_rank<E: Scalar>(
 ) -> Result<Left, Failure> {
     let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
     if let Some(root) = &job.load {
-        let target = Target { params: &mut rank.params, optimizer: Some(&mut rank.optimizer) };
+        let target = Target {
+            params: &mut rank.params,
+            optimizer: Some(&mut rank.optimizer),
+        };
         load(root, &rank.device, &Aside(&rank.groups), &mut [target])?;
     }
     let say = |item| news.as_ref().map(|sender| sender.send(item));
@@ -158,7 +171,8 @@ fn run_rank<E: Scalar>(
         let mut report = measure(&mut rank, &done, &before, seconds, &mut left.bytes)?;
         (report.step, report.lr) = (step, lr);
         if let Some(mut proof) = proof {
-            (proof.step.loss, proof.step.count, proof.step.norm) = (done.loss, done.count, done.norm);
+            (proof.step.loss, proof.step.count, proof.step.norm) =
+                (done.loss, done.count, done.norm);
             proof.step.params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
             if rank.rank == 0 {
                 left.proofs.push(proof);
@@ -187,7 +201,11 @@ fn run_rank<E: Scalar>(
 
 /// The first, a middle and the last step of a run.
 fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
-    [done + 1, done + 1 + (steps.saturating_sub(done + 1)) / 2, steps]
+    [
+        done + 1,
+        done + 1 + (steps.saturating_sub(done + 1)) / 2,
+        steps,
+    ]
 }
 
 /// The full state before a step.
@@ -197,7 +215,10 @@ fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof,
     Ok(Proof {
         number,
         before: gather_params(&rank.device, &[&rank.params], &aside)?,
-        state: state.into_iter().map(|(kind, full)| (kind.to_string(), full)).collect(),
+        state: state
+            .into_iter()
+            .map(|(kind, full)| (kind.to_string(), full))
+            .collect(),
         step: crate::record::Step::default(),
     })
 }
@@ -215,8 +236,11 @@ fn measure<E: Scalar>(
     let world = rank.mesh.world() as f64;
     let mut sums = vec![0.0; 3 * stages];
     let times = done.times;
-    sums[3 * stage..3 * stage + 3]
-        .copy_from_slice(&[times.forward, times.backward_input, times.backward_weight]);
+    sums[3 * stage..3 * stage + 3].copy_from_slice(&[
+        times.forward,
+        times.backward_input,
+        times.backward_weight,
+    ]);
     let after = rank.traffic();
     for axis in AXES {
         let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
@@ -227,12 +251,17 @@ fn measure<E: Scalar>(
             *bytes.entry(axis.to_string()).or_default() += sent;
         }
     }
-    let mut peaks: Vec<f64> =
-        Tag::ALL.iter().map(|&tag| rank.device.meter().peak(tag) as f64).collect();
+    let mut peaks: Vec<f64> = Tag::ALL
+        .iter()
+        .map(|&tag| rank.device.meter().peak(tag) as f64)
+        .collect();
     reduce(rank, &mut sums, ReduceOp::Sum)?;
     reduce(rank, &mut peaks, ReduceOp::Max)?;
     let (times, groups) = sums.split_at(3 * stages);
-    let by_axis = AXES.into_iter().zip(groups.chunks(2)).filter(|(_, g)| g[0] > 0.0);
+    let by_axis = AXES
+        .into_iter()
+        .zip(groups.chunks(2))
+        .filter(|(_, g)| g[0] > 0.0);
     let mut report = StepReport {
         loss: done.loss,
         grad_norm: done.norm,
@@ -244,10 +273,14 @@ fn measure<E: Scalar>(
     };
     for (axis, group) in by_axis {
         report.bytes.insert(axis.to_string(), group[0] as u64);
-        report.comm_wait_ms.insert(axis.to_string(), group[1] * 1e3 / world);
+        report
+            .comm_wait_ms
+            .insert(axis.to_string(), group[1] * 1e3 / world);
     }
     let memory = Tag::ALL.iter().zip(peaks);
-    report.memory_bytes = memory.map(|(tag, bytes)| (tag.name().to_string(), bytes as u64)).collect();
+    report.memory_bytes = memory
+        .map(|(tag, bytes)| (tag.name().to_string(), bytes as u64))
+        .collect();
     Ok(report)
 }
 
@@ -260,20 +293,35 @@ fn bubble<E: Scalar>(rank: &LocalRank<'_, E>, times: &[f64]) -> Result<f64, Fail
         backward_input: t[1] * each,
         backward_weight: t[2] * each,
     });
-    let played = simulate(&rank.schedule, &Durations { chunks: chunks.collect(), message: 0.0 })?;
+    let played = simulate(
+        &rank.schedule,
+        &Durations {
+            chunks: chunks.collect(),
+            message: 0.0,
+        },
+    )?;
     Ok(played.bubble())
 }
 
 /// Reduces numbers over all ranks, beside the traffic of training.
-fn reduce<E: Scalar>(rank: &LocalRank<'_, E>, values: &mut [f64], op: ReduceOp) -> Result<(), Failure> {
+fn reduce<E: Scalar>(
+    rank: &LocalRank<'_, E>,
+    values: &mut [f64],
+    op: ReduceOp,
+) -> Result<(), Failure> {
     let mut buf = rank.device.upload(Tag::Scratch, values)?;
     Collectives::<Cpu>::all_reduce(&rank.groups.report, Cpu::whole_mut(&mut buf), op)?;
     Ok(rank.device.download(Cpu::whole(&buf), values)?)
 }
 
 /// Mean loss on the part of the text that is never learnt from; none where it is too short.
-fn held_out<E: Scalar>(rank: &mut LocalRank<'_, E>, corpus: &Corpus) -> Result<Option<f64>, Failure> {
-    let Ok(windows) = corpus.windows(Part::HeldOut, rank.job.batch.seq) else { return Ok(None) };
+fn held_out<E: Scalar>(
+    rank: &mut LocalRank<'_, E>,
+    corpus: &Corpus,
+) -> Result<Option<f64>, Failure> {
+    let Ok(windows) = corpus.windows(Part::HeldOut, rank.job.batch.seq) else {
+        return Ok(None);
+    };
     let mine = share(windows.collect(), rank.job, &rank.mesh, rank.rank);
     let (loss, tokens) = rank.evaluate(&mine)?;
     Ok((tokens > 0.0).then(|| loss / tokens))
@@ -282,8 +330,10 @@ fn held_out<E: Scalar>(rank: &mut LocalRank<'_, E>, corpus: &Corpus) -> Result<O
 /// Saves all ranks' parts under `root`.
 fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<String, Failure> {
     let about = crate::checkpoint::about(rank.job, step)?;
-    let chunk = Saved { params: &rank.params, optimizer: &rank.optimizer };
+    let chunk = Saved {
+        params: &rank.params,
+        optimizer: &rank.optimizer,
+    };
     let folder = save(root, &rank.device, &Aside(&rank.groups), &[chunk], &about)?;
     Ok(folder.display().to_string())
 }
-

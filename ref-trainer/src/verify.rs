@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use quintet_collectives::DType;
-use quintet_planner::traffic::{self, WireTypes};
 use quintet_planner::Layout;
+use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
-use crate::compare::{Difference, Tensors, compare, relative_scalar};
+use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
@@ -68,30 +68,64 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = |ok: bool| if ok { "ok" } else { "DIFFERS" };
-        writeln!(f, "{} steps against the oracle (plain f64, one device), bound {:.0e}", self.steps, self.bound)?;
+        writeln!(
+            f,
+            "{} steps against the oracle (plain f64, one device), bound {:.0e}",
+            self.steps, self.bound
+        )?;
         let worst = format!("gradients (worst: {})", self.worst);
         for (what, value, bits) in [
             ("loss", self.loss_rel, self.bit_equal.loss),
             (worst.as_str(), self.grad_rel_max, self.bit_equal.grads),
-            ("gradient norm", self.grad_norm_rel, self.bit_equal.grad_norm),
+            (
+                "gradient norm",
+                self.grad_norm_rel,
+                self.bit_equal.grad_norm,
+            ),
             ("parameters", self.param_rel_max, self.bit_equal.params),
         ] {
             let twin = if bits { ", the twin's bits" } else { "" };
-            writeln!(f, "  {what:<58} {value:>9.1e}  {}{twin}", said(value < self.bound))?;
+            writeln!(
+                f,
+                "  {what:<58} {value:>9.1e}  {}{twin}",
+                said(value < self.bound)
+            )?;
         }
-        let copies = if self.copies_differ.is_empty() { "equal" } else { &self.copies_differ };
+        let copies = if self.copies_differ.is_empty() {
+            "equal"
+        } else {
+            &self.copies_differ
+        };
         writeln!(f, "  copies on several ranks: {copies}")?;
         for (group, predicted) in &self.bytes_predicted {
             let counted = self.bytes_counted.get(group).copied().unwrap_or(0);
-            let same = if counted == *predicted { "equal" } else { "DIFFERS" };
-            writeln!(f, "  bytes of {group}: predicted {predicted}, counted {counted}, {same}")?;
+            let same = if counted == *predicted {
+                "equal"
+            } else {
+                "DIFFERS"
+            };
+            writeln!(
+                f,
+                "  bytes of {group}: predicted {predicted}, counted {counted}, {same}"
+            )?;
         }
         for (group, counted) in &self.bytes_counted {
             if !self.bytes_predicted.contains_key(group) {
-                writeln!(f, "  bytes of {group}: predicted none, counted {counted}, DIFFERS")?;
+                writeln!(
+                    f,
+                    "  bytes of {group}: predicted none, counted {counted}, DIFFERS"
+                )?;
             }
         }
-        writeln!(f, "{}", if self.ok { "all ok" } else { "the layout is not what one device computes" })
+        writeln!(
+            f,
+            "{}",
+            if self.ok {
+                "all ok"
+            } else {
+                "the layout is not what one device computes"
+            }
+        )
     }
 }
 
@@ -117,22 +151,51 @@ pub fn bound(dtype: Dtype) -> f64 {
     }
 }
 
+/// What a verdict is made from.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// The layout's run.
+    pub ours: Record,
+    /// The twin's steps.
+    pub twin: Vec<Step>,
+    /// The oracle's steps.
+    pub truth: Vec<Step>,
+    /// Bytes by group over all ranks and steps, worked out before the first message.
+    pub predicted: BTreeMap<String, u64>,
+}
+
+/// Share of the largest gradient below which a parameter's is judged as if it had that size (see
+/// [`compare_above`]): some hundred roundings of the largest then stay below the bound.
+#[must_use]
+pub fn floor(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F64 => 1e-5,
+        Dtype::F32 => 1e-2,
+    }
+}
+
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
 /// twin.
 ///
 /// # Errors
 /// Where one of them cannot run; a difference is no error but a verdict.
 pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
+    Ok(judge(job, &evidence(job, samples)?))
+}
+
+/// Runs what [`judge`] compares.
+///
+/// # Errors
+/// As [`verify`].
+pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
     let mut predicted = predicted_step(job)?;
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
-    let ours = record(job, samples, Begin::Random)?;
-    let twin = record(&twin_of(job), samples, Begin::Random)?;
-    let truth = oracle_steps(job, samples)?;
-    let mut verdict = judge(job, &ours, &twin.steps, &truth);
-    verdict.bytes_counted = traffic::total(&ours.bytes);
-    verdict.bytes_predicted = predicted;
-    verdict.ok &= verdict.bytes_predicted == verdict.bytes_counted;
-    Ok(verdict)
+    Ok(Evidence {
+        predicted,
+        ours: record(job, samples, Begin::Random)?,
+        twin: record(&twin_of(job), samples, Begin::Random)?.steps,
+        truth: oracle_steps(job, samples)?,
+    })
 }
 
 /// Bytes that each rank sends in a step, by group, before anything has run.
@@ -144,7 +207,10 @@ pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
         Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
     };
-    let types = WireTypes { storage: dtype, accumulation: dtype };
+    let types = WireTypes {
+        storage: dtype,
+        accumulation: dtype,
+    };
     Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
 }
 
@@ -161,7 +227,10 @@ pub fn predicted_step(job: &Job) -> Result<traffic::Traffic, Failure> {
 /// The same job on one rank, microbatch for microbatch.
 #[must_use]
 pub fn twin_of(job: &Job) -> Job {
-    Job { layout: Layout::single(), ..job.clone() }
+    Job {
+        layout: Layout::single(),
+        ..job.clone()
+    }
 }
 
 /// The oracle's steps.
@@ -196,7 +265,12 @@ impl OracleOptimizer {
             OptimizerKind::Sgd => OracleRule::Sgd(Sgd::new(&job.model, o.weight_decay)),
             OptimizerKind::AdamW => {
                 let betas = (o.beta1, o.beta2);
-                OracleRule::AdamW(Box::new(AdamW::new(&job.model, betas, o.eps, o.weight_decay)))
+                OracleRule::AdamW(Box::new(AdamW::new(
+                    &job.model,
+                    betas,
+                    o.eps,
+                    o.weight_decay,
+                )))
             }
         };
         Self { rule }
@@ -238,18 +312,38 @@ impl OracleOptimizer {
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
         let (loss, count) = (done.loss, done.count as f64);
-        Ok(Step { loss, count, norm, grads, params: params.clone() })
+        Ok(Step {
+            loss,
+            count,
+            norm,
+            grads,
+            params: params.clone(),
+        })
     }
 }
 
-fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
+/// Compares, step by step, everything that must agree.
+#[must_use]
+pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
+    let Evidence {
+        ours,
+        twin,
+        truth,
+        predicted,
+    } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
-    let mut bits = BitEqual { loss: true, grads: true, grad_norm: true, params: true };
-    let mut ok = ours.steps.len() as u64 == job.steps;
+    let mut bits = BitEqual {
+        loss: true,
+        grads: true,
+        grad_norm: true,
+        params: true,
+    };
+    let complete = |steps: &[Step]| steps.len() as u64 == job.steps;
+    let mut ok = complete(&ours.steps) && complete(twin) && complete(truth);
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
-        let grads = compare(&x.grads, &r.grads);
+        let grads = compare_above(&x.grads, &r.grads, floor(job.dtype));
         if grads.relative >= worst.relative {
             worst = grads;
         }
@@ -264,6 +358,8 @@ fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
     }
     let copies_differ = differing_copies(ours);
     let within = |value: f64| value < bound;
+    let bytes_counted = traffic::total(&ours.bytes);
+    ok &= *predicted == bytes_counted;
     ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
     Verdict {
         ok: ok && copies_differ.is_empty(),
@@ -276,8 +372,8 @@ fn judge(job: &Job, ours: &Record, twin: &[Step], truth: &[Step]) -> Verdict {
         bound,
         bit_equal: bits,
         copies_differ,
-        bytes_predicted: BTreeMap::new(),
-        bytes_counted: BTreeMap::new(),
+        bytes_predicted: predicted.clone(),
+        bytes_counted,
     }
 }
 
@@ -291,10 +387,14 @@ fn differing_copies(ours: &Record) -> String {
     for (rank, held) in ours.held.iter().enumerate() {
         for h in held {
             let part: Vec<_> = h.part.iter().map(|r| (r.start, r.end)).collect();
-            let (holder, hash) =
-                *first.entry((h.step, &h.name, part)).or_insert((rank, h.hash));
+            let (holder, hash) = *first
+                .entry((h.step, &h.name, part))
+                .or_insert((rank, h.hash));
             if hash != h.hash {
-                return format!("{} differs between ranks {holder} and {rank} after step {}", h.name, h.step);
+                return format!(
+                    "{} differs between ranks {holder} and {rank} after step {}",
+                    h.name, h.step
+                );
             }
         }
     }

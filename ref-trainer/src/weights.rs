@@ -41,10 +41,15 @@ pub fn read(folder: &Path, model: &ModelConfig) -> Result<Tensors, Failure> {
     for path in files(folder)? {
         let bytes = fs::read(&path).map_err(|e| Failure::file("read", &path, &e))?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| {
-            Failure::data(format!("{} is no whole safetensors file: {e}", path.display()))
+            Failure::data(format!(
+                "{} is no whole safetensors file: {e}",
+                path.display()
+            ))
         })?;
         for (name, tensor) in file.iter() {
-            let Some(shape) = shapes.get(name) else { continue };
+            let Some(shape) = shapes.get(name) else {
+                continue;
+            };
             if tensor.shape() != shape {
                 return Err(Failure::data(format!(
                     "{} in {} has shape {:?} where the config says {shape:?}",
@@ -53,17 +58,27 @@ pub fn read(folder: &Path, model: &ModelConfig) -> Result<Tensors, Failure> {
                     tensor.shape()
                 )));
             }
-            found.insert(name.to_string(), widen(name, tensor.dtype(), tensor.data())?);
+            found.insert(
+                name.to_string(),
+                widen(name, tensor.dtype(), tensor.data())?,
+            );
         }
     }
     match shapes.keys().find(|name| !found.contains_key(*name)) {
-        Some(name) => Err(Failure::data(format!("{name} is in no safetensors file of {}", folder.display()))),
+        Some(name) => Err(Failure::data(format!(
+            "{name} is in no safetensors file of {}",
+            folder.display()
+        ))),
         None => Ok(found),
     }
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let folder = if folder.is_file() { folder.parent().unwrap_or(folder) } else { folder };
+    let folder = if folder.is_file() {
+        folder.parent().unwrap_or(folder)
+    } else {
+        folder
+    };
     let listed = fs::read_dir(folder).map_err(|e| Failure::file("list", folder, &e))?;
     let mut files: Vec<PathBuf> = listed
         .flatten()
@@ -72,21 +87,32 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         .collect();
     files.sort();
     if files.is_empty() {
-        return Err(Failure::data(format!("{} holds no safetensors file", folder.display())));
+        return Err(Failure::data(format!(
+            "{} holds no safetensors file",
+            folder.display()
+        )));
     }
     Ok(files)
 }
 
 fn widen(name: &str, dtype: Dtype, data: &[u8]) -> Result<Vec<f64>, Failure> {
     fn each<const N: usize>(data: &[u8], one: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-        data.as_chunks::<N>().0.iter().map(|bytes| one(*bytes)).collect()
+        data.as_chunks::<N>()
+            .0
+            .iter()
+            .map(|bytes| one(*bytes))
+            .collect()
     }
     Ok(match dtype {
         Dtype::F64 => each(data, f64::from_le_bytes),
         Dtype::F32 => each(data, |b| f64::from(f32::from_le_bytes(b))),
-        Dtype::BF16 => each(data, |b: [u8; 2]| f64::from(f32::from_le_bytes([0, 0, b[0], b[1]]))),
+        Dtype::BF16 => each(data, |b: [u8; 2]| {
+            f64::from(f32::from_le_bytes([0, 0, b[0], b[1]]))
+        }),
         other => {
-            return Err(Failure::data(format!("{name} is stored as {other:?}; F64, F32 and BF16 are read")));
+            return Err(Failure::data(format!(
+                "{name} is stored as {other:?}; F64, F32 and BF16 are read"
+            )));
         }
     })
 }
@@ -98,7 +124,10 @@ mod tests {
 
     #[test]
     fn bf16_is_the_upper_half_of_f32() -> Result<(), Failure> {
-        assert_eq!(widen("x", Dtype::BF16, &[0x80, 0x3F, 0x00, 0xC0])?, [1.0, -2.0]);
+        assert_eq!(
+            widen("x", Dtype::BF16, &[0x80, 0x3F, 0x00, 0xC0])?,
+            [1.0, -2.0]
+        );
         assert!(widen("x", Dtype::I8, &[1]).is_err());
         Ok(())
     }

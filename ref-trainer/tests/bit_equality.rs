@@ -1,0 +1,192 @@
+//! What must not change a single bit, and that what does change some is not called equal.
+//!
+//! ```text
+//! against the twin          stages under any schedule and cut, threads per rank
+//! against each other        ZeRO 0 and 1, bucket lengths, room on the transport, run after run
+//! not bit-equal, but right  tp, dp, a table tied over stages
+//! ```
+
+mod common;
+
+use common::{cut, first_difference, samples_of, small_job, with};
+use quintet_collectives::transport::local::World;
+use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_ref_trainer::data::RandomMask;
+use quintet_ref_trainer::job::{Dtype, Job};
+use quintet_ref_trainer::rank::Begin;
+use quintet_ref_trainer::record::{Step, record, record_on};
+use quintet_ref_trainer::verify::{twin_of, verify};
+
+fn steps(job: &Job) -> Vec<Step> {
+    record(job, &samples_of(job), Begin::Random)
+        .expect("a run")
+        .steps
+}
+
+/// The job in both types.
+fn in_both_types(job: &Job) -> [Job; 2] {
+    [Dtype::F64, Dtype::F32].map(|dtype| Job {
+        dtype,
+        ..job.clone()
+    })
+}
+
+fn assert_same(what: &str, a: &[Step], b: &[Step]) {
+    assert_eq!(first_difference(a, b, false), None, "{what}");
+}
+
+fn assert_same_but_norm(what: &str, a: &[Step], b: &[Step]) {
+    assert_eq!(first_difference(a, b, true), None, "{what}");
+}
+
+#[test]
+fn stages_have_the_twins_bits() {
+    for job in in_both_types(&small_job()) {
+        let twin = steps(&twin_of(&job));
+        for (pp, layers) in [(2, None), (2, Some(vec![1, 3])), (3, None), (4, None)] {
+            for schedule in ScheduleKind::ALL {
+                let job = with(&cut(&job, (1, 1, pp)), |l| {
+                    (l.schedule, l.stage_layers) = (schedule, layers.clone());
+                });
+                assert_same_but_norm(
+                    &format!("pp {pp} {schedule:?} {layers:?}"),
+                    &steps(&job),
+                    &twin,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn schedules_are_equal_where_stages_are_not_alone() {
+    for job in in_both_types(&cut(&small_job(), (2, 2, 2))) {
+        let of = |kind| steps(&with(&job, |l| l.schedule = kind));
+        assert_same(
+            "gpipe and 1f1b",
+            &of(ScheduleKind::GPipe),
+            &of(ScheduleKind::OneFOneB),
+        );
+    }
+}
+
+#[test]
+fn zero_stages_0_and_1_are_equal_even_in_what_clipping_makes() {
+    for mesh in [(2, 1, 1), (4, 1, 1), (2, 2, 2)] {
+        for clip in [0.0, 0.3] {
+            for mut job in in_both_types(&cut(&small_job(), mesh)) {
+                job.optimizer.clip_grad = clip;
+                let of = |stage| steps(&with(&job, |l| l.zero_stage = stage));
+                assert_same(&format!("{mesh:?} clip {clip}"), &of(0), &of(1));
+            }
+        }
+    }
+}
+
+#[test]
+fn bucket_lengths_change_nothing() {
+    for job in in_both_types(&cut(&small_job(), (2, 2, 1))) {
+        let of = |bytes| steps(&with(&job, |l| l.bucket_bytes = bytes));
+        let whole = of(1 << 20);
+        for bytes in [1, 700, 5_000] {
+            assert_same_but_norm(&format!("{bytes} bytes"), &of(bytes), &whole);
+        }
+    }
+}
+
+#[test]
+fn threads_per_rank_change_nothing() {
+    // Wide enough that kernels do split their work.
+    let mut job = cut(&small_job(), (1, 2, 1));
+    (job.model.hidden, job.model.ffn, job.batch.seq) = (64, 176, 48);
+    (job.batch.global_batch, job.steps) = (2, 1);
+    for job in in_both_types(&job) {
+        let of = |threads| {
+            steps(&Job {
+                threads_per_rank: threads,
+                ..job.clone()
+            })
+        };
+        let one = of(1);
+        for threads in [2, 3] {
+            assert_same(&format!("{threads} threads"), &of(threads), &one);
+        }
+    }
+}
+
+#[test]
+fn a_run_repeats_itself() {
+    for any_order in [false, true] {
+        let job = with(&cut(&small_job(), (2, 2, 2)), |l| {
+            (l.any_order, l.sequence_parallel, l.zero_stage) = (any_order, true, 1);
+        });
+        let first = steps(&job);
+        for _ in 0..3 {
+            assert_same(&format!("any order {any_order}"), &steps(&job), &first);
+        }
+    }
+}
+
+/// With room for one message every sender waits for its receiver, with much room none does: other
+/// arrival times, the same bits.
+#[test]
+fn room_on_the_transport_changes_nothing() {
+    let job = with(&cut(&small_job(), (2, 2, 2)), |l| l.bucket_bytes = 700);
+    let on = |bytes| {
+        let world = World::with_buffer(8, bytes).expect("a world");
+        let run = record_on::<f64>(&world, &job, &samples_of(&job), Begin::Random, |_| Ok(()));
+        run.expect("a run").steps
+    };
+    let roomy = on(64 << 20);
+    for bytes in [1, 200] {
+        assert_same(&format!("{bytes} bytes"), &on(bytes), &roomy);
+    }
+}
+
+/// The control: these layouts are right, and not bit-equal; a comparison that calls them so sees
+/// nothing.
+#[test]
+fn cuts_that_change_the_order_of_sums_are_not_called_equal() {
+    let mut tied = cut(&small_job(), (1, 1, 2));
+    tied.model.tied = true;
+    let (tp, dp) = (cut(&small_job(), (1, 2, 1)), cut(&small_job(), (4, 1, 1)));
+    for (what, job) in [("tp 2", tp), ("dp 4", dp), ("tied over stages", tied)] {
+        let verdict = verify(&job, &samples_of(&job)).expect("a proof");
+        assert!(verdict.ok, "{what}: {verdict:#?}");
+        assert!(
+            !verdict.bit_equal.grads && !verdict.bit_equal.params,
+            "{what}: {verdict:#?}"
+        );
+    }
+}
+
+#[test]
+fn what_changes_the_problem_changes_bits() {
+    let job = small_job();
+    let base = steps(&job);
+    let seed = Job {
+        seed: job.seed + 1,
+        ..job.clone()
+    };
+    let mut lr = job.clone();
+    lr.optimizer.lr *= 1.0 + f64::EPSILON;
+    let mut micro = job.clone();
+    micro.batch.micro_batch = 2;
+    for (what, job, first) in [
+        ("seed", seed, "loss of step 1"),
+        ("lr", lr, "parameters of step 1"),
+        ("micro batch", micro, "loss of step 1"),
+    ] {
+        let found = first_difference(&steps(&job), &base, false);
+        assert!(found.is_some(), "{what} changed nothing");
+        if what != "micro batch" {
+            assert_eq!(found.as_deref(), Some(first), "{what}");
+        }
+    }
+    let mask = RandomMask {
+        tokens: 0.5,
+        samples: 0.0,
+    };
+    let masked = record(&job, &samples_of(&job).with_mask(mask), Begin::Random).expect("a run");
+    assert!(first_difference(&masked.steps, &base, false).is_some());
+}

@@ -1,0 +1,185 @@
+//! What a run of draws has met, so that a suite that stops looking somewhere fails.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_ref_trainer::job::OptimizerKind;
+
+use super::Draw;
+
+/// What a draw has in effect, and could have had.
+struct Feature {
+    name: &'static str,
+    /// Whether the mesh lets a draw have it at all.
+    possible: bool,
+    /// Whether it does something in this draw.
+    on: bool,
+}
+
+/// Counts of draws.
+#[derive(Debug, Default)]
+pub struct Coverage {
+    draws: usize,
+    /// By feature: draws in which it is possible, and in which it is on.
+    single: BTreeMap<&'static str, (usize, usize)>,
+    pairs: BTreeMap<(&'static str, &'static str), usize>,
+}
+
+/// Every two of these must meet.
+const PAIRED: [&str; 11] = [
+    "dp",
+    "tp",
+    "pp",
+    "sequence-parallel",
+    "zero 1",
+    "tied",
+    "uneven stages",
+    "kv heads < tp",
+    "masked",
+    "gpipe",
+    "clip",
+];
+/// Each of these must be in a quarter of all draws, the others where they are possible.
+const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
+/// Rare by nature: they must occur.
+const RARE: [&str; 5] = [
+    "nothing valid in a step",
+    "empty shard of vocab",
+    "empty shard of ffn",
+    "adamw",
+    "five or more ranks",
+];
+
+fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
+    let (m, l, b, o) = (
+        &draw.job.model,
+        &draw.job.layout,
+        &draw.job.batch,
+        &draw.job.optimizer,
+    );
+    let valid = draw.valid();
+    let none = |step: &Vec<usize>| step.contains(&0) && step.iter().sum::<usize>() > 0;
+    let feature = |name, possible, on| Feature {
+        name,
+        possible,
+        on: possible && on,
+    };
+    let everywhere = |name, on| feature(name, true, on);
+    vec![
+        everywhere("dp", l.dp > 1),
+        everywhere("tp", l.tp > 1),
+        everywhere("pp", l.pp > 1),
+        everywhere("microbatches", b.microbatches() / l.dp > 1),
+        everywhere("samples in a microbatch", b.micro_batch > 1),
+        feature("sequence-parallel", l.tp > 1, l.sequence_parallel),
+        feature("zero 1", l.dp > 1, l.zero_stage == 1),
+        everywhere("tied", m.tied),
+        feature("tied over stages", l.pp > 1, m.tied),
+        feature("uneven stages", l.pp > 1, l.stage_layers.is_some()),
+        everywhere("kv heads < heads", m.kv_heads < m.heads),
+        feature("kv heads < tp", l.tp > 1, m.kv_heads < l.tp),
+        feature("gpipe", l.pp > 1, l.schedule == ScheduleKind::GPipe),
+        everywhere("several buckets", l.bucket_bytes < 1 << 20),
+        everywhere("masked", draw.mask.tokens > 0.0 || draw.mask.samples > 0.0),
+        feature(
+            "a replica with no valid token",
+            l.dp > 1,
+            valid.iter().any(none),
+        ),
+        everywhere("clip", clipped),
+        everywhere("weight decay", o.weight_decay > 0.0),
+        everywhere("any order", l.any_order),
+        everywhere("two threads a rank", draw.job.threads_per_rank > 1),
+        feature(
+            "tp cuts tokens unevenly",
+            l.tp > 1,
+            (b.seq * b.micro_batch) % l.tp > 0,
+        ),
+        feature(
+            "tp cuts vocab unevenly",
+            l.tp > 1,
+            !m.vocab.is_multiple_of(l.tp),
+        ),
+        everywhere(
+            "nothing valid in a step",
+            valid.iter().any(|s| s.iter().sum::<usize>() == 0),
+        ),
+        feature("empty shard of vocab", l.tp > 2, m.vocab < l.tp),
+        feature("empty shard of ffn", l.tp > 2, m.ffn < l.tp),
+        everywhere("adamw", o.kind == OptimizerKind::AdamW),
+        everywhere("five or more ranks", l.world() > 4),
+        everywhere(
+            "hidden is not heads x head_dim",
+            m.hidden != m.heads * m.head_dim,
+        ),
+    ]
+}
+
+impl Coverage {
+    /// Counts a draw; `clipped` says whether the limit of the norm was felt.
+    pub fn add(&mut self, draw: &Draw, clipped: bool) {
+        let features = features(draw, clipped);
+        self.draws += 1;
+        for f in &features {
+            let (possible, on) = self.single.entry(f.name).or_default();
+            *possible += usize::from(f.possible);
+            *on += usize::from(f.on);
+        }
+        let on = |name: &str| features.iter().any(|f| f.name == name && f.on);
+        for (i, a) in PAIRED.iter().enumerate() {
+            for b in &PAIRED[i + 1..] {
+                *self.pairs.entry((a, b)).or_default() += usize::from(on(a) && on(b));
+            }
+        }
+    }
+
+    /// What has not been met as often as it must be.
+    pub fn gaps(&self) -> Vec<String> {
+        let mut gaps = Vec::new();
+        for (name, &(possible, on)) in &self.single {
+            let of = if STRICT.contains(name) {
+                self.draws
+            } else {
+                possible
+            };
+            let needed = if RARE.contains(name) {
+                1
+            } else {
+                of.div_ceil(4)
+            };
+            if on < needed {
+                gaps.push(format!("{name}: in {on} draws of {of}, needed in {needed}"));
+            }
+        }
+        let never = self.pairs.iter().filter(|(_, n)| **n == 0);
+        gaps.extend(never.map(|((a, b), _)| format!("{a} never meets {b}")));
+        gaps
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<34}{:>6}{:>10}{:>8}",
+            format!("of {} draws", self.draws),
+            "on",
+            "possible",
+            "share"
+        )?;
+        for (name, (possible, on)) in &self.single {
+            let share = 100.0 * *on as f64 / (*possible).max(1) as f64;
+            writeln!(f, "{name:<34}{on:>6}{possible:>10}{share:>7.0}%")?;
+        }
+        let rarest = self.pairs.iter().min_by_key(|(_, n)| **n);
+        if let Some(((a, b), n)) = rarest {
+            writeln!(
+                f,
+                "every one of {} pairs at least {n} times (rarest: {a} with {b})",
+                self.pairs.len()
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,464 @@
+//! Draws of whole jobs, and what every file of this suite does with them.
+//!
+//! ```text
+//! genes   small independent integers; all zero is the simplest job, so shrinking ends there
+//!   |     Genes::draw: each constraint of `validate` holds by construction, nothing is rejected
+//!   v
+//! Draw    a job, a loss mask, a text
+//! ```
+// Every test file is a crate of its own and uses a part of this one.
+#![allow(dead_code)]
+
+pub mod coverage;
+pub mod plant;
+pub mod watched;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use proptest::bool::weighted;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use quintet_parallel_layers::philox::Stream;
+use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::config::{Batch, Layout, ModelConfig};
+use quintet_ref_trainer::compare::compare;
+use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
+use quintet_ref_trainer::job::{DataSource, Dtype, Job, OptimizerKind, OptimizerOptions};
+use quintet_ref_trainer::record::Step;
+
+/// What a draw is made of. Every gene stands alone, and 0 or false is the simplest.
+#[derive(Debug, Clone)]
+pub struct Genes {
+    /// Place in [`meshes`].
+    pub mesh: usize,
+    /// Heads a rank, KV heads (a place in the valid ones, no repetition first), half of head_dim.
+    pub heads: (usize, usize, usize),
+    /// What hidden, ffn and vocab have beyond the least.
+    pub widths: (usize, usize, usize),
+    /// Layers beyond one a stage, and the stages that get them.
+    pub layers: (usize, bool, usize),
+    /// Sequence length, microbatch and microbatches of a replica, beyond the least.
+    pub batch: (usize, usize, usize),
+    /// Sequence-parallel, ZeRO-1, tied, GPipe, any order, clipping, weight decay, two threads.
+    pub flags: [bool; 8],
+    /// AdamW instead of descent, with a lower learning rate, without.
+    pub optimizer: (bool, bool),
+    /// Place in [`MASKS`].
+    pub mask: usize,
+    /// Place in [`BUCKETS`].
+    pub bucket: usize,
+    /// Of weights, data and masks.
+    pub seed: u64,
+}
+
+/// A job with its data.
+#[derive(Debug, Clone)]
+pub struct Draw {
+    /// The job.
+    pub job: Job,
+    /// Its loss mask.
+    pub mask: RandomMask,
+}
+
+/// How much is masked: nothing, some tokens, all but a sample or two of a step, both, everything.
+const MASKS: [Mask; 8] = [
+    Mask::None,
+    Mask::None,
+    Mask::Tokens,
+    Mask::Samples,
+    Mask::Samples,
+    Mask::Samples,
+    Mask::Both,
+    Mask::All,
+];
+
+#[derive(Debug, Clone, Copy)]
+enum Mask {
+    None,
+    Tokens,
+    Samples,
+    Both,
+    All,
+}
+
+/// From all in one bucket to one a layer.
+const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
+
+/// All meshes of at most 8 ranks, small ones first; those that combine axes come more often.
+fn meshes() -> Vec<(usize, usize, usize)> {
+    let mut all = Vec::new();
+    for world in 1..=8 {
+        for dp in (1..=world).filter(|dp| world % dp == 0) {
+            for tp in (1..=world / dp).filter(|tp| (world / dp) % tp == 0) {
+                let mesh = (dp, tp, world / dp / tp);
+                let combined = [mesh.0, mesh.1, mesh.2].iter().filter(|n| **n > 1).count();
+                let often = [1, 1, 3, 9][combined];
+                all.extend(std::iter::repeat_n(mesh, often));
+            }
+        }
+    }
+    all
+}
+
+/// Every valid draw of `dtype`.
+pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
+    let shape = (
+        0..meshes().len(),
+        (0..3_usize, 0..6_usize, 0..3_usize),
+        (
+            0..14_usize,
+            0..24_usize,
+            prop_oneof![3 => 0..30_usize, 1 => 0..3_usize],
+        ),
+        (0..3_usize, weighted(0.6), 0..8_usize),
+        (
+            0..8_usize,
+            0..3_usize,
+            prop_oneof![1 => Just(0), 4 => 1..5_usize],
+        ),
+    );
+    let flag = |p| weighted(p);
+    let flags = [
+        flag(0.6),
+        flag(0.6),
+        flag(0.5),
+        flag(0.5),
+        flag(0.3),
+        flag(0.5),
+        flag(0.4),
+        flag(0.3),
+    ];
+    let rest = (
+        (weighted(0.3), weighted(0.4)),
+        0..MASKS.len(),
+        0..BUCKETS.len(),
+        any::<u32>(),
+    );
+    (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
+        let (optimizer, mask, bucket, seed) = rest;
+        let seed = u64::from(seed);
+        let genes = Genes {
+            mesh,
+            heads,
+            widths,
+            layers,
+            batch,
+            flags,
+            optimizer,
+            mask,
+            bucket,
+            seed,
+        };
+        genes.draw(dtype)
+    })
+}
+
+impl Genes {
+    fn draw(&self, dtype: Dtype) -> Draw {
+        let (dp, tp, pp) = meshes()[self.mesh];
+        let [
+            sequence_parallel,
+            zero,
+            tied,
+            gpipe,
+            any_order,
+            clip,
+            decay,
+            two,
+        ] = self.flags;
+        let (counts, uneven) = self.stage_layers(pp);
+        let layout = Layout {
+            dp,
+            tp,
+            pp,
+            sequence_parallel,
+            zero_stage: u8::from(zero),
+            schedule: if gpipe {
+                ScheduleKind::GPipe
+            } else {
+                ScheduleKind::OneFOneB
+            },
+            stage_layers: uneven.then(|| counts.clone()),
+            bucket_bytes: BUCKETS[self.bucket],
+            any_order,
+            ..Layout::single()
+        };
+        let micro_batch = self.batch.1 + 1;
+        let batch = Batch {
+            seq: self.batch.0 + 2,
+            micro_batch,
+            global_batch: micro_batch * dp * (self.batch.2 + 1),
+        };
+        let mask = self.mask(batch.global_batch);
+        let job = Job {
+            model_name: "drawn".into(),
+            model: self.model(tp, counts.iter().sum(), tied),
+            layout,
+            batch,
+            mask_fraction: if mask.tokens < 1.0 { mask.tokens } else { 0.0 },
+            dtype,
+            seed: self.seed,
+            optimizer: self.optimizer(dtype, clip, decay),
+            threads_per_rank: 1 + usize::from(two),
+            ..Job::verify()
+        };
+        Draw { job, mask }
+    }
+
+    /// Layers of each stage, and whether that is another cut than the even one.
+    fn stage_layers(&self, pp: usize) -> (Vec<usize>, bool) {
+        let (extra, uneven, first) = self.layers;
+        let layers = pp + extra;
+        let even: Vec<usize> = (0..pp)
+            .map(|stage| quintet_collectives::chunk::chunk_len(layers, pp, stage))
+            .collect();
+        if !uneven || pp == 1 {
+            return (even, false);
+        }
+        // One stage takes all that is more than one each, and there is at least one of that.
+        let mut counts = vec![1; pp];
+        counts[first % pp] += extra.max(1);
+        (counts, true)
+    }
+
+    fn model(&self, tp: usize, layers: usize, tied: bool) -> ModelConfig {
+        let heads = tp * (self.heads.0 + 1);
+        let fits = |kv: &usize| {
+            heads.is_multiple_of(*kv) && (kv.is_multiple_of(tp) || tp.is_multiple_of(*kv))
+        };
+        let kv: Vec<usize> = (1..=heads).rev().filter(fits).collect();
+        ModelConfig {
+            vocab: self.widths.2 + 2,
+            hidden: self.widths.0 + 4,
+            layers,
+            heads,
+            kv_heads: kv[self.heads.1 % kv.len()],
+            head_dim: 2 * (self.heads.2 + 1),
+            ffn: self.widths.1 + 1,
+            tied,
+            ..Job::default().model
+        }
+    }
+
+    fn mask(&self, samples: usize) -> RandomMask {
+        let few = (1.0 - 1.5 / samples as f64).max(0.5);
+        let (tokens, samples) = match MASKS[self.mask] {
+            Mask::None => (0.0, 0.0),
+            Mask::Tokens => (0.4, 0.0),
+            Mask::Samples => (0.0, few),
+            Mask::Both => (0.3, few),
+            Mask::All => (1.0, 0.0),
+        };
+        RandomMask { tokens, samples }
+    }
+
+    fn optimizer(&self, dtype: Dtype, clip: bool, decay: bool) -> OptimizerOptions {
+        let (adam, lower) = self.optimizer;
+        // In f32 the first steps of AdamW are the signs of gradients: no bound but 1 holds there.
+        let kind = if adam && dtype == Dtype::F64 {
+            OptimizerKind::AdamW
+        } else {
+            OptimizerKind::Sgd
+        };
+        let lr = match (kind, lower, dtype) {
+            (OptimizerKind::AdamW, ..) => 0.01,
+            (_, true, _) | (_, _, Dtype::F32) => 0.1,
+            _ => 1.0,
+        };
+        OptimizerOptions {
+            kind,
+            lr,
+            clip_grad: if clip { 0.3 } else { 0.0 },
+            weight_decay: if decay { 0.1 } else { 0.0 },
+            ..Job::verify().optimizer
+        }
+    }
+}
+
+impl Draw {
+    /// The samples: of a text of seeded bytes below the vocabulary.
+    pub fn samples(&self) -> Samples {
+        let corpus = Corpus::from_bytes("(drawn)", &self.text()).expect("a text");
+        let samples = Samples::new(corpus, self.job.seed, self.job.batch.seq);
+        samples.expect("a text long enough").with_mask(self.mask)
+    }
+
+    fn text(&self) -> Vec<u8> {
+        text(self.job.model.vocab, 400, self.job.seed)
+    }
+
+    /// Valid tokens of each replica in each step.
+    pub fn valid(&self) -> Vec<Vec<usize>> {
+        let (batch, dp) = (self.job.batch, self.job.layout.dp);
+        let (samples, each) = (self.samples(), batch.global_batch / dp);
+        let replica = |step, r: usize| {
+            let mine = (r * each..(r + 1) * each).map(|i| samples.sample(step, i as u64).valid());
+            mine.sum()
+        };
+        let steps = 1..=self.job.steps;
+        steps
+            .map(|step| (0..dp).map(|r| replica(step, r)).collect())
+            .collect()
+    }
+
+    /// How to run this draw again from a shell, where its mask can be said there: writes the job
+    /// and the text beside the test's other files.
+    pub fn replay(&self) -> String {
+        if self.mask.samples > 0.0 || self.mask.tokens >= 1.0 {
+            return "its mask cannot be said on the command line; run this test again".into();
+        }
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("failing-draw");
+        let (job, text) = (folder.join("config.json"), folder.join("text"));
+        let told = Job {
+            data: DataSource::File(text.clone()),
+            ..self.job.clone()
+        };
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| std::fs::write(&text, self.text()))
+            .and_then(|()| std::fs::write(&job, told.to_json().expect("a job")))
+            .map_or_else(
+                |e| format!("the job could not be written: {e}"),
+                |()| format!("quintet verify --config {}", job.display()),
+            )
+    }
+}
+
+/// Seeded bytes below `vocab`.
+pub fn text(vocab: usize, len: usize, seed: u64) -> Vec<u8> {
+    let stream = Stream::new(seed, "a text for tests");
+    let most = vocab.min(256) as u64;
+    (0..len as u64)
+        .map(|i| stream.below(i, most) as u8)
+        .collect()
+}
+
+impl fmt::Display for Draw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (m, l, b, o) = (
+            &self.job.model,
+            &self.job.layout,
+            &self.job.batch,
+            &self.job.optimizer,
+        );
+        writeln!(
+            f,
+            "dp {} tp {} pp {} sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
+            l.dp,
+            l.tp,
+            l.pp,
+            l.sequence_parallel,
+            l.zero_stage,
+            l.schedule.name(),
+            l.stage_layers,
+            l.bucket_bytes,
+            l.any_order,
+            self.job.threads_per_rank,
+        )?;
+        writeln!(
+            f,
+            "vocab {} hidden {} layers {} heads {} kv {} head_dim {} ffn {} tied {}",
+            m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.tied,
+        )?;
+        writeln!(
+            f,
+            "seq {} micro {} global {} mask {:?} valid {:?}",
+            b.seq,
+            b.micro_batch,
+            b.global_batch,
+            self.mask,
+            self.valid(),
+        )?;
+        write!(
+            f,
+            "{:?} {:?} lr {} clip {} decay {} seed {}",
+            self.job.dtype, o.kind, o.lr, o.clip_grad, o.weight_decay, self.job.seed,
+        )
+    }
+}
+
+/// A runner whose cases are the same on every machine and in every run, until asked for more.
+pub fn runner(cases: u32) -> TestRunner {
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 400,
+        ..Config::default()
+    };
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+}
+
+/// Cases to run: `QUINTET_CASES` where it is set.
+pub fn cases(default: u32) -> u32 {
+    let asked = std::env::var("QUINTET_CASES").ok();
+    asked.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The job most small tests begin from: a small untied model, three steps of descent.
+pub fn small_job() -> Job {
+    let model = ModelConfig {
+        vocab: 37,
+        hidden: 12,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 4,
+        ffn: 10,
+        tied: false,
+        ..Job::default().model
+    };
+    let batch = Batch {
+        seq: 6,
+        micro_batch: 1,
+        global_batch: 8,
+    };
+    Job {
+        model,
+        batch,
+        layout: Layout::single(),
+        seed: 11,
+        ..Job::verify()
+    }
+}
+
+/// The same cut over dp x tp x pp ranks.
+pub fn cut(job: &Job, (dp, tp, pp): (usize, usize, usize)) -> Job {
+    with(job, |layout| {
+        (layout.dp, layout.tp, layout.pp) = (dp, tp, pp)
+    })
+}
+
+/// The same with another layout.
+pub fn with(job: &Job, change: impl FnOnce(&mut Layout)) -> Job {
+    let mut job = job.clone();
+    change(&mut job.layout);
+    job
+}
+
+/// Samples of seeded bytes that fit the job.
+pub fn samples_of(job: &Job) -> Samples {
+    Draw {
+        job: job.clone(),
+        mask: RandomMask::default(),
+    }
+    .samples()
+}
+
+/// The first quantity in which two runs have not the same bits. Norms are left out where
+/// `but_norm`: how they are summed may depend on what is compared.
+pub fn first_difference(a: &[Step], b: &[Step], but_norm: bool) -> Option<String> {
+    if a.len() != b.len() {
+        return Some(format!("{} steps and {}", a.len(), b.len()));
+    }
+    a.iter().zip(b).enumerate().find_map(|(step, (x, y))| {
+        let same = |x: f64, y: f64| x.to_bits() == y.to_bits();
+        let checks = [
+            ("loss", same(x.loss, y.loss)),
+            ("gradients", compare(&x.grads, &y.grads).bit_equal),
+            ("norm", but_norm || same(x.norm, y.norm)),
+            ("parameters", compare(&x.params, &y.params).bit_equal),
+        ];
+        let differs = checks.into_iter().find(|(_, same)| !same);
+        differs.map(|(what, _)| format!("{what} of step {}", step + 1))
+    })
+}

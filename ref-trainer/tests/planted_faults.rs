@@ -1,0 +1,337 @@
+//! Would the suite notice? Faults of the kinds that users of other frameworks have reported are
+//! planted into sound ranks, and each must be caught, by the comparison that is meant for it.
+//!
+//! Nothing here changes product code: a rank's parts are public, and are rebuilt from a changed
+//! ledger, partition, schedule or group before the first step.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{cut, plant, samples_of, small_job, with};
+use quintet_collectives::transport::local::World;
+use quintet_collectives::{Axis, Factor, Placement, ProcessGroup};
+use quintet_parallel_layers::pipeline::Schedule;
+use quintet_planner::config::Layout;
+use quintet_planner::model::stage_layers;
+use quintet_ref_trainer::data::{RandomMask, Samples};
+use quintet_ref_trainer::failure::Failure;
+use quintet_ref_trainer::job::Job;
+use quintet_ref_trainer::oracle::{EMBEDDING, FINAL_NORM};
+use quintet_ref_trainer::rank::Begin;
+use quintet_ref_trainer::record::{Recorded, record_on};
+use quintet_ref_trainer::verify::{Evidence, Verdict, evidence, judge};
+use quintet_zero::ZeroStage;
+
+type Plant = fn(&mut Recorded<'_, f64>) -> Result<(), Failure>;
+
+/// The comparisons of a proof in which a fault shows; `refused` where the run does not get that
+/// far.
+fn found(outcome: &Result<Verdict, Failure>) -> BTreeSet<&'static str> {
+    let Ok(v) = outcome else {
+        return BTreeSet::from(["refused"]);
+    };
+    let beyond = |value: f64| value >= v.bound;
+    let all = [
+        ("loss", beyond(v.loss_rel)),
+        ("gradients", beyond(v.grad_rel_max)),
+        ("norm", beyond(v.grad_norm_rel)),
+        ("parameters", beyond(v.param_rel_max)),
+        ("copies", !v.copies_differ.is_empty()),
+        ("bytes", v.bytes_counted != v.bytes_predicted),
+    ];
+    let found: BTreeSet<_> = all
+        .into_iter()
+        .filter(|(_, seen)| *seen)
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(v.ok, found.is_empty(), "{v:#?}");
+    found
+}
+
+/// Some tokens of some samples do not count, so that replicas have unequal shares.
+fn samples(job: &Job) -> Samples {
+    samples_of(job).with_mask(RandomMask {
+        tokens: 0.3,
+        samples: 0.2,
+    })
+}
+
+fn run(job: &Job, clean: &Evidence, plant: Plant) -> Result<Verdict, Failure> {
+    let world = World::new(job.layout.world())?;
+    let ours = record_on::<f64>(&world, job, &samples(job), Begin::Random, plant)?;
+    Ok(judge(
+        job,
+        &Evidence {
+            ours,
+            ..clean.clone()
+        },
+    ))
+}
+
+/// A fault is nothing without `plant`, and with it is seen by each of `by`.
+fn caught(what: &str, job: &Job, plant: Plant, by: &[&str]) {
+    job.check().expect("a valid job");
+    let clean = evidence(job, &samples(job)).expect("a proof");
+    assert_eq!(
+        found(&Ok(judge(job, &clean))),
+        BTreeSet::new(),
+        "{what}: nothing is planted yet"
+    );
+    let outcome = run(job, &clean, plant);
+    let seen = found(&outcome);
+    let told = outcome.err().map_or(String::new(), |e| format!(": {e}"));
+    println!("{what:<60} {seen:?}{told}");
+    let missed: Vec<_> = by.iter().filter(|name| !seen.contains(**name)).collect();
+    assert!(
+        missed.is_empty(),
+        "{what}: not seen by {missed:?}, only by {seen:?}"
+    );
+}
+
+fn job(dp: usize, tp: usize, pp: usize, change: impl FnOnce(&mut Layout)) -> Job {
+    with(&cut(&small_job(), (dp, tp, pp)), change)
+}
+
+fn place(at_use: &mut [(Factor, Placement)], axis: Axis, from: Placement, to: Placement) {
+    for (_, p) in at_use
+        .iter_mut()
+        .filter(|(f, p)| f.axis == axis && *p == from)
+    {
+        *p = to;
+    }
+}
+
+use Placement::{Invariant, Replicate};
+
+#[test]
+fn norms_under_sequence_parallelism_that_nobody_sums() {
+    let job = job(1, 2, 1, |l| l.sequence_parallel = true);
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.contains("norm") {
+                place(&mut line.at_use, Axis::Tp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "norms under sequence-parallel: not summed",
+        &job,
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn norms_that_are_summed_though_every_rank_has_the_whole() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name == FINAL_NORM {
+                place(&mut line.at_use, Axis::Tp, Invariant, Replicate);
+            }
+        })
+    };
+    // Twice the gradient on both ranks: their copies agree, only a reference can tell.
+    caught(
+        "a norm without sequence-parallel: summed",
+        &job(1, 2, 1, |_| ()),
+        plant,
+        &["gradients", "norm"],
+    );
+}
+
+#[test]
+fn shared_kv_heads_that_nobody_sums() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.contains("k_proj") || line.name.contains("v_proj") {
+                place(&mut line.at_use, Axis::Tp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "2 KV heads on tp 4: copies not summed",
+        &job(1, 4, 1, |_| ()),
+        plant,
+        &["gradients", "copies"],
+    );
+}
+
+#[test]
+fn replicas_that_nobody_sums() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            place(&mut line.at_use, Axis::Dp, Replicate, Invariant)
+        })
+    };
+    caught(
+        "replicas: nothing summed",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn one_parameter_that_the_sum_over_replicas_forgets() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.ends_with("1.mlp.up_proj.weight") {
+                place(&mut line.at_use, Axis::Dp, Replicate, Invariant);
+            }
+        })
+    };
+    let job = job(2, 2, 2, |l| l.zero_stage = 1);
+    caught(
+        "replicas: one parameter not summed",
+        &job,
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn a_tied_table_whose_copies_are_strangers() {
+    let mut job = job(1, 1, 2, |_| ());
+    job.model.tied = true;
+    caught(
+        "a tied table: copies not summed",
+        &job,
+        plant::untie,
+        &["refused"],
+    );
+}
+
+#[test]
+fn norms_that_decay() {
+    let mut job = job(2, 1, 1, |_| ());
+    job.optimizer.weight_decay = 0.1;
+    let plant: Plant = |rank| plant::ledger(rank, |line| line.decay = true);
+    caught("weight decay of norms", &job, plant, &["parameters"]);
+}
+
+#[test]
+fn a_mean_of_the_means_of_replicas() {
+    let plant: Plant = |rank| {
+        let alone = ProcessGroup::new(vec![rank.rank], rank.rank)?;
+        rank.groups.data = rank.groups.world.subgroup(&alone, "alone")?;
+        Ok(())
+    };
+    caught(
+        "each replica divides by its own count",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["gradients", "loss", "bytes"],
+    );
+}
+
+#[test]
+fn a_microbatch_that_is_left_out() {
+    let plant: Plant = |rank| {
+        let s = &rank.schedule;
+        let segments = vec![1; s.stages()];
+        rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches() - 1, &segments)?;
+        Ok(())
+    };
+    caught(
+        "the last microbatch is not run",
+        &job(1, 1, 2, |_| ()),
+        plant,
+        &["gradients", "loss", "bytes"],
+    );
+}
+
+#[test]
+fn a_bucket_whose_reduction_is_left_out() {
+    // One segment less in the schedule: its bucket is never asked for.
+    let plant: Plant = |rank| {
+        let s = &rank.schedule;
+        let segments = vec![rank.segments.len() - 1; s.stages()];
+        rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches(), &segments)?;
+        Ok(())
+    };
+    caught(
+        "a bucket is not reduced",
+        &job(2, 1, 1, |l| l.bucket_bytes = 1),
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn a_reduction_that_only_one_rank_starts() {
+    // Rank 0 cuts its gradients into other buckets than its replica does.
+    let plant: Plant = |rank| {
+        let first = rank.rank == 0;
+        plant::ledger(rank, |line| {
+            if first && line.name == FINAL_NORM {
+                place(&mut line.at_use, Axis::Dp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "replicas issue different sums",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn owners_that_step_on_what_they_do_not_own() {
+    let job = job(2, 1, 1, |l| l.zero_stage = 1);
+    let plant: Plant = |rank| plant::stages(rank, ZeroStage::One, ZeroStage::Ddp);
+    caught(
+        "gradients scattered, optimizer whole",
+        &job,
+        plant,
+        &["parameters", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn a_sum_that_is_right_but_sent_twice() {
+    let job = job(2, 1, 1, |l| l.zero_stage = 1);
+    let plant: Plant = |rank| plant::stages(rank, ZeroStage::Ddp, ZeroStage::One);
+    caught(
+        "gradients whole, optimizer scattered",
+        &job,
+        plant,
+        &["bytes"],
+    );
+}
+
+#[test]
+fn a_replica_that_begins_with_other_weights() {
+    let plant: Plant = |rank| {
+        let off = if rank.rank == 1 { 1.0 + 1e-6 } else { 1.0 };
+        plant::set(
+            rank,
+            |name, _, was| if name == EMBEDDING { was * off } else { was },
+        )
+    };
+    caught(
+        "a replica begins 1e-6 off",
+        &job(2, 1, 1, |_| ()),
+        plant,
+        &["gradients", "loss", "copies"],
+    );
+}
+
+#[test]
+fn a_stage_of_another_model() {
+    let plant: Plant = |rank| {
+        let mut model = rank.job.model.clone();
+        model.rope_theta *= 1.0 + 1e-4;
+        if rank.stage_index() == 1 {
+            rank.model.layers = stage_layers(&model, &rank.job.layout, &rank.mesh, 1)?;
+        }
+        Ok(())
+    };
+    caught(
+        "a stage turns positions by another base",
+        &job(1, 1, 2, |_| ()),
+        plant,
+        &["gradients", "loss"],
+    );
+}
