@@ -38,7 +38,8 @@ fn main() {
                         &label,
                         calls,
                         || {
-                            let fits = cpu.gemm(&spec, &a[..], &b, None, None, &mut ours[..]);
+                            let (a, c) = (&a[..], &mut ours[..]);
+                            let fits = cpu.gemm::<f32, f32>(&spec, a, &b, None, None, c);
                             fits.expect("lengths are the spec's");
                         },
                         || peer::gemm(&cpu, &spec, &a, &b, &mut theirs),

@@ -149,7 +149,9 @@ fn thread_seconds() -> f64 {
     seconds(ClockId::ThreadCPUTime)
 }
 
-fn process_seconds() -> f64 {
+/// CPU seconds that all threads of this process have used.
+#[must_use]
+pub fn process_seconds() -> f64 {
     seconds(ClockId::ProcessCPUTime)
 }
 
