@@ -31,7 +31,7 @@ use crate::{
 mod act;
 mod messages;
 mod started;
-mod stats;
+pub(crate) mod stats;
 mod worker;
 
 pub use stats::Stats;

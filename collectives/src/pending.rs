@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::communicator::stats::Counters;
 use crate::{Error, Result};
 
 /// What a started operation waits for before it begins.
@@ -132,6 +133,8 @@ impl Done {
 #[derive(Debug)]
 pub struct Pending<B> {
     slot: Arc<Slot<B>>,
+    /// Where the time spent in [`Pending::wait`] is counted as blocked.
+    counters: Arc<Counters>,
 }
 
 #[derive(Debug)]
@@ -142,12 +145,16 @@ struct Slot<B> {
 
 impl<B> Pending<B> {
     /// A handle and the other end, which completes it.
-    pub(crate) fn pair() -> (Self, Completer<B>) {
+    pub(crate) fn pair(counters: Arc<Counters>) -> (Self, Completer<B>) {
         let slot = Arc::new(Slot {
             result: Mutex::new(None),
             done: Done::new(),
         });
-        (Self { slot: slot.clone() }, Completer { slot })
+        let pending = Self {
+            slot: slot.clone(),
+            counters,
+        };
+        (pending, Completer { slot })
     }
 
     /// Waits for the end and gives the buffer back.
@@ -155,7 +162,11 @@ impl<B> Pending<B> {
     /// # Errors
     /// What the operation ended with; the buffer is then lost, since its contents are undefined.
     pub fn wait(self) -> Result<B> {
-        self.slot.done.wait_end();
+        if !self.is_done() {
+            let start = Instant::now();
+            self.slot.done.wait_end();
+            self.counters.stood_still(start.elapsed());
+        }
         let result = lock(&self.slot.result).take();
         result.unwrap_or_else(|| Err(Error::Gate("the operation left no result".to_string())))
     }

@@ -77,7 +77,8 @@ impl Cpu {
     }
 
     /// Calls `work(i, item)` for the i-th of `items`, as [`Cpu::run`] does. Each item is moved
-    /// into its call, so items may be disjoint mutable slices:
+    /// into its call, so items may be disjoint mutable slices. Loops in `work` use the CPU's
+    /// widest vectors where `work` and what it calls are marked `#[inline(always)]`.
     ///
     /// ```
     /// let cpu = quintet_kernels::Cpu::new(2);
@@ -97,12 +98,18 @@ impl Cpu {
             return self.run(slots.len(), |i| {
                 let mut slot = slots[i].lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(item) = slot.take() {
-                    work(i, item);
+                    wide(
+                        #[inline(always)]
+                        || work(i, item),
+                    );
                 }
             });
         }
         for (i, item) in items.into_iter().enumerate() {
-            work(i, item);
+            wide(
+                #[inline(always)]
+                || work(i, item),
+            );
         }
     }
 }

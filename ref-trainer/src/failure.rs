@@ -40,9 +40,9 @@ pub struct Failure {
 
 /// Ends the program: what went wrong goes to stderr, its code to the caller.
 #[must_use]
-pub fn end(result: Result<(), Failure>) -> ExitCode {
+pub fn end(result: Result<Exit, Failure>) -> ExitCode {
     match result {
-        Ok(()) => Exit::Fine.into(),
+        Ok(exit) => exit.into(),
         Err(failure) => {
             let _ = writeln!(io::stderr(), "quintet: {failure}");
             failure.exit.into()

@@ -152,6 +152,7 @@ impl<C> ZeroGroups<C> for Aside<'_, C> {
         self.0.tie(stages)
     }
 
+    #[allow(clippy::misnamed_getters)] // that is the point of this wrapper
     fn world(&self) -> &C {
         &self.0.report
     }

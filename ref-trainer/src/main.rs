@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quintet_ref_trainer::cli::{self, Command};
 use quintet_ref_trainer::data::Samples;
 use quintet_ref_trainer::eval::evaluate;
-use quintet_ref_trainer::failure::{Exit, Failure};
+use quintet_ref_trainer::failure::{Exit, Failure, end};
 use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::train::train;
@@ -15,13 +15,7 @@ use quintet_ref_trainer::verify::verify;
 
 fn main() -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
-    match cli::parse(std::env::args_os(), env).and_then(perform) {
-        Ok(exit) => exit.into(),
-        Err(failure) => {
-            eprintln!("quintet: {failure}");
-            failure.exit.into()
-        }
-    }
+    end(cli::parse(std::env::args_os(), env).and_then(perform))
 }
 
 fn perform(command: Command) -> Result<Exit, Failure> {

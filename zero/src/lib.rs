@@ -63,7 +63,8 @@
 //! optimizer.step(&mut params, &sync, &groups, lr, clip_factor(norm, 1.0))?;
 //! ```
 //!
-//! `examples/01_zero1.rs` is a whole program.
+//! [`ShardedOptimizer::start_step`] leaves the all-gathers of stage 1 under way, to be ended bucket by
+//! bucket before the next forward. `examples/01_zero1.rs` is a whole program.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -77,6 +78,7 @@ pub mod checkpoint;
 pub mod clip;
 pub mod error;
 pub mod full;
+pub mod gather;
 pub mod groups;
 pub mod layout;
 pub mod optimizer;
@@ -88,6 +90,7 @@ mod views;
 pub use clip::{clip_factor, grad_norm};
 pub use error::Error;
 pub use full::{Full, gather_grads, gather_params, gather_state};
+pub use gather::Gathering;
 pub use groups::{GroupSet, Groups, tie_ranks};
 pub use layout::{Bucket, Entry, FlatLayout, LayoutSpec, Part, Piece, Tied};
 pub use optimizer::{Rule, ShardedOptimizer};

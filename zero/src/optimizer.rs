@@ -17,7 +17,7 @@ use core::ops::Range;
 use quintet_kernels::backend::slice_mut;
 use quintet_kernels::{AdamWSpec, Backend, Collectives, Float, Optimizer, Scalar, SgdSpec, Tag};
 
-use crate::{Entry, Error, FlatLayout, GradSync, Groups, ParamStore, Partition};
+use crate::{Entry, Error, FlatLayout, Gathering, GradSync, Groups, ParamStore, Partition};
 
 /// The rule of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -157,10 +157,26 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         lr: f64,
         grad_scale: f64,
     ) -> Result<(), Error> {
+        self.start_step(params, grads, groups, lr, grad_scale)?
+            .end(params)
+    }
+
+    /// [`ShardedOptimizer::step`] whose all-gathers are waited for later, bucket by bucket: those
+    /// of the first layers are started first, and each begins while the next part is stepped.
+    ///
+    /// # Errors
+    /// As [`ShardedOptimizer::step`].
+    pub fn start_step<C: Collectives<B>>(
+        &mut self,
+        params: &mut ParamStore<B, E>,
+        grads: &GradSync<B, C, E>,
+        groups: &impl Groups<C>,
+        lr: f64,
+        grad_scale: f64,
+    ) -> Result<Gathering<B, C, E>, Error> {
         let count = self.parts.len();
-        let grads: Vec<_> = (0..count)
-            .map(|part| grads.part(part))
-            .collect::<Result<_, _>>()?;
+        let reduced = (0..count).map(|part| grads.part(part));
+        let reduced: Vec<_> = reduced.collect::<Result<_, _>>()?;
         self.step += 1;
         let numbers = Numbers {
             rule: self.rule,
@@ -168,18 +184,14 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
             lr,
             grad_scale,
         };
-        let mut started = Vec::new();
-        for (part, grad) in grads.into_iter().enumerate() {
+        let mut gathering = Gathering::new();
+        for (part, grad) in reduced.into_iter().enumerate().rev() {
             self.parts[part].step(&self.device, &numbers, grad, params.part_mut(part)?)?;
-            // The parts that are stepped next go on beside this one's all-gather.
             if self.partition.scatters() {
-                let pending = params.start_gather::<C>(groups, part)?;
-                started.extend(pending.map(|pending| (part, pending)));
+                gathering.push(part, params.start_gather::<C>(groups, part)?);
             }
         }
-        started
-            .into_iter()
-            .try_for_each(|(part, pending)| params.end_gather(part, pending))
+        Ok(gathering)
     }
 
     /// The kinds of state it keeps, in the order in which they are counted.

@@ -190,6 +190,6 @@ fn lost(part: usize) -> Error {
     Error::Order {
         what: "part",
         index: part,
-        why: "its buffer was lost when a collective failed",
+        why: "its all-gather has not been ended, or a collective failed with it",
     }
 }

@@ -15,6 +15,9 @@ use quintet_kernels::Scalar;
 use quintet_zero::checkpoint::{About, Meta, Saved, Target, load, save};
 use quintet_zero::{Error, Full, Rule, ZeroStage, gather_params, gather_state};
 
+/// A number that a reader in a hurry gets wrong by one bit.
+const LR: f64 = 5.121_096_912_410_645e-5;
+
 type State = (Full, BTreeMap<&'static str, Full>);
 
 fn folder(name: &str) -> PathBuf {
@@ -33,7 +36,7 @@ fn ranks<E: Scalar, R: Send>(
 }
 
 fn save_rank<E: Scalar>(rank: &Rank<E>, root: &Path, step: u64) -> Result<PathBuf, Error> {
-    let user = serde_json::json!({ "lr": 0.01, "data": [step, 7] });
+    let user = serde_json::json!({ "lr": LR, "data": [step, 7] });
     let about = About {
         step,
         layout: format!("{:?}", rank.model.degrees),
@@ -87,6 +90,10 @@ fn there_and_back<E: Scalar>(name: &str, a: (Model, ZeroStage), b: (Model, ZeroS
         let meta = load_rank(rank, &first)?;
         assert_eq!((meta.step, rank.optimizer.steps()), (2, 2));
         assert_eq!(meta.user["data"][1], 7);
+        assert_eq!(
+            meta.user["lr"].as_f64().map(f64::to_bits),
+            Some(LR.to_bits())
+        );
         save_rank(rank, &second, 2)?;
         state(rank)
     });

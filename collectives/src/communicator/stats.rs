@@ -20,12 +20,13 @@ pub struct Stats {
     pub messages: u64,
     /// Time spent parked. What the worker waits for is counted whether or not anybody noticed.
     pub waiting: Duration,
-    /// Time the caller's threads waited, in blocking calls: what communication cost the program.
+    /// Time the caller's threads waited, in blocking calls and for started operations: what
+    /// communication cost the program.
     pub blocked: Duration,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     pub(super) bytes: AtomicU64,
     pub(super) messages: AtomicU64,
     waiting: AtomicU64,
@@ -41,6 +42,12 @@ impl Counters {
             waiting: Duration::from_nanos(load(&self.waiting)),
             blocked: Duration::from_nanos(load(&self.blocked)),
         }
+    }
+
+    /// Time a caller stood still for an operation whose parking the worker has counted.
+    pub(crate) fn stood_still(&self, time: Duration) {
+        self.blocked
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(super) fn waited(&self, time: Duration, on_caller: bool) {

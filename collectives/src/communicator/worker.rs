@@ -38,7 +38,7 @@ use crate::{
 pub(super) struct Core<T> {
     engine: Mutex<Engine<T>>,
     pub(super) control: Arc<dyn Control>,
-    counters: Counters,
+    counters: Arc<Counters>,
     queue: Mutex<Queue<T>>,
     bell: Condvar,
     /// Threads that want the engine between two rounds of the worker.
@@ -84,7 +84,7 @@ impl<T: Transport + Send + 'static> Core<T> {
                 link: Link::new(transport),
                 sequence: 0,
             }),
-            counters: Counters::default(),
+            counters: Arc::default(),
             queue: Mutex::new(queue),
             bell: Condvar::new(),
             visitors: AtomicUsize::new(0),
@@ -143,7 +143,7 @@ impl<T: Transport + Send + 'static> Core<T> {
     where
         A: Act<T> + Yields + Send + 'static,
     {
-        let (pending, completer) = Pending::pair();
+        let (pending, completer) = Pending::pair(self.counters.clone());
         let job = Started {
             act,
             completer,

@@ -12,6 +12,7 @@ use crate::lanes::{GRAIN, columns, columns_per_part};
 use crate::{Cpu, Error, Float, Real};
 
 /// See [`Pointwise::swiglu`].
+#[inline(always)]
 pub fn swiglu<E: Float>(g: &[E], u: &[E], y: &mut [E]) {
     for ((y, g), u) in y.iter_mut().zip(g).zip(u) {
         let g = g.to_acc();
@@ -20,6 +21,7 @@ pub fn swiglu<E: Float>(g: &[E], u: &[E], y: &mut [E]) {
 }
 
 /// See [`Pointwise::swiglu_backward`].
+#[inline(always)]
 pub fn swiglu_backward<E: Float>(g: &[E], u: &[E], dy: &[E], dg: &mut [E], du: &mut [E]) {
     let ins = g.iter().zip(u).zip(dy);
     for (((g, u), dy), (dg, du)) in ins.zip(dg.iter_mut().zip(du)) {
@@ -32,6 +34,7 @@ pub fn swiglu_backward<E: Float>(g: &[E], u: &[E], dy: &[E], dg: &mut [E], du: &
 }
 
 /// See [`Pointwise::gelu`].
+#[inline(always)]
 pub fn gelu<E: Float>(x: &[E], y: &mut [E]) {
     for (y, x) in y.iter_mut().zip(x) {
         let x = x.to_acc();
@@ -41,6 +44,7 @@ pub fn gelu<E: Float>(x: &[E], y: &mut [E]) {
 }
 
 /// See [`Pointwise::gelu_backward`].
+#[inline(always)]
 pub fn gelu_backward<E: Float>(x: &[E], dy: &[E], dx: &mut [E]) {
     for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
         let x = x.to_acc();
@@ -51,6 +55,7 @@ pub fn gelu_backward<E: Float>(x: &[E], dy: &[E], dx: &mut [E]) {
 }
 
 /// See [`Pointwise::add`].
+#[inline(always)]
 pub fn add<E: Float>(x: &mut [E], y: &[E]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x = E::from_acc(x.to_acc() + y.to_acc());
@@ -59,6 +64,7 @@ pub fn add<E: Float>(x: &mut [E], y: &[E]) {
 
 /// Adds columns `first ..` of the rows of `dy`, each `n` wide, to `db`; see
 /// [`Pointwise::add_rows`].
+#[inline(always)]
 pub fn add_rows<E: Float>(n: usize, first: usize, dy: &[E], db: &mut [E::Acc]) {
     for row in dy.chunks_exact(n.max(1)) {
         for (db, dy) in db.iter_mut().zip(columns(row, first, usize::MAX - first)) {
@@ -68,6 +74,7 @@ pub fn add_rows<E: Float>(n: usize, first: usize, dy: &[E], db: &mut [E::Acc]) {
 }
 
 /// See [`Pointwise::cast`].
+#[inline(always)]
 pub fn cast<I: Float, O: Float>(x: &[I], y: &mut [O]) {
     if TypeId::of::<I::Acc>() == TypeId::of::<O::Acc>() {
         // The way over f64 is exact and folds away; `O::from_f64` would be the slower rounding.
@@ -105,7 +112,11 @@ impl Pointwise for Cpu {
         need("swiglu", "y", g.len(), y.len())?;
         let ins = g.chunks(GRAIN).zip(u.chunks(GRAIN));
         let items = ins.zip(y.chunks_mut(GRAIN));
-        self.for_each(items, |_, ((g, u), y)| swiglu(g, u, y));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, ((g, u), y)| swiglu(g, u, y),
+        );
         Ok(())
     }
 
@@ -124,16 +135,24 @@ impl Pointwise for Cpu {
         fits("du", du.len())?;
         let ins = g.chunks(GRAIN).zip(u.chunks(GRAIN)).zip(dy.chunks(GRAIN));
         let outs = dg.chunks_mut(GRAIN).zip(du.chunks_mut(GRAIN));
-        self.for_each(ins.zip(outs), |_, (((g, u), dy), (dg, du))| {
-            swiglu_backward(g, u, dy, dg, du);
-        });
+        self.for_each(
+            ins.zip(outs),
+            #[inline(always)]
+            |_, (((g, u), dy), (dg, du))| {
+                swiglu_backward(g, u, dy, dg, du);
+            },
+        );
         Ok(())
     }
 
     fn gelu<E: Float>(&self, x: &[E], y: &mut [E]) -> Result<(), Error> {
         need("gelu", "y", x.len(), y.len())?;
         let items = x.chunks(GRAIN).zip(y.chunks_mut(GRAIN));
-        self.for_each(items, |_, (x, y)| gelu(x, y));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, (x, y)| gelu(x, y),
+        );
         Ok(())
     }
 
@@ -142,14 +161,22 @@ impl Pointwise for Cpu {
         need("gelu_backward", "dx", x.len(), dx.len())?;
         let ins = x.chunks(GRAIN).zip(dy.chunks(GRAIN));
         let items = ins.zip(dx.chunks_mut(GRAIN));
-        self.for_each(items, |_, ((x, dy), dx)| gelu_backward(x, dy, dx));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, ((x, dy), dx)| gelu_backward(x, dy, dx),
+        );
         Ok(())
     }
 
     fn add<E: Float>(&self, x: &mut [E], y: &[E]) -> Result<(), Error> {
         need("add", "y", x.len(), y.len())?;
         let items = x.chunks_mut(GRAIN).zip(y.chunks(GRAIN));
-        self.for_each(items, |_, (x, y)| add(x, y));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, (x, y)| add(x, y),
+        );
         Ok(())
     }
 
@@ -158,14 +185,22 @@ impl Pointwise for Cpu {
         let rows = dy.len() / n.max(1);
         need("add_rows", "dy", rows * n, dy.len())?;
         let cut = columns_per_part(rows);
-        self.for_each(db.chunks_mut(cut), |i, db| add_rows(n, i * cut, dy, db));
+        self.for_each(
+            db.chunks_mut(cut),
+            #[inline(always)]
+            |i, db| add_rows(n, i * cut, dy, db),
+        );
         Ok(())
     }
 
     fn cast<I: Float, O: Float>(&self, x: &[I], y: &mut [O]) -> Result<(), Error> {
         need("cast", "y", x.len(), y.len())?;
         let items = x.chunks(GRAIN).zip(y.chunks_mut(GRAIN));
-        self.for_each(items, |_, (x, y)| cast(x, y));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, (x, y)| cast(x, y),
+        );
         Ok(())
     }
 }

@@ -26,8 +26,9 @@ use std::time::Instant;
 /// How long a thread that waits looks without letting go of its CPU.
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it looks in all, then offering its CPU to others between looks, before it parks: more
-/// than the gaps between the kernels of a step.
-const YIELD: Duration = Duration::from_micros(300);
+/// than the gaps between the kernels of a step, and long enough that a busy system moves it to a
+/// CPU of its own (one that sleeps and wakes stays where its waker runs).
+const YIELD: Duration = Duration::from_millis(3);
 
 type Part<'a> = &'a (dyn Fn(usize) + Sync);
 

@@ -6,6 +6,7 @@ use crate::lanes::{fold, rows_per_part, sum};
 use crate::{Cpu, Error, Float, Real};
 
 /// See [`CrossEntropy::logit_max`].
+#[inline(always)]
 pub fn logit_max<E: Float>(spec: &CrossEntropySpec, logits_tv: &[E], max_t: &mut [E::Acc]) {
     let none = E::Acc::NEG_INFINITY;
     if spec.entries == 0 {
@@ -17,6 +18,7 @@ pub fn logit_max<E: Float>(spec: &CrossEntropySpec, logits_tv: &[E], max_t: &mut
 }
 
 /// The two halves of `stats` of [`CrossEntropy::logit_sums`], for a block of rows.
+#[inline(always)]
 pub fn logit_sums<E: Float>(
     spec: &CrossEntropySpec,
     logits_tv: &[E],
@@ -39,6 +41,7 @@ pub fn logit_sums<E: Float>(
 }
 
 /// See [`CrossEntropy::token_loss`].
+#[inline(always)]
 pub fn token_loss<A: Float>(sum_t: &[A], target_t: &[A], weight_t: &[A], loss_t: &mut [A]) {
     let stats = sum_t.iter().zip(target_t).zip(weight_t);
     for (loss, ((sum, target), weight)) in loss_t.iter_mut().zip(stats) {
@@ -51,6 +54,7 @@ pub fn token_loss<A: Float>(sum_t: &[A], target_t: &[A], weight_t: &[A], loss_t:
 }
 
 /// See [`CrossEntropy::logit_backward`].
+#[inline(always)]
 pub fn logit_backward<E: Float>(
     spec: &CrossEntropySpec,
     logits_tv: &[E],
@@ -98,7 +102,11 @@ impl CrossEntropy for Cpu {
         }
         let (rows, cut) = parts(spec);
         let items = logits_tv.chunks(cut).zip(max_t.chunks_mut(rows));
-        self.for_each(items, |_, (logits, max)| logit_max(spec, logits, max));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, (logits, max)| logit_max(spec, logits, max),
+        );
         Ok(())
     }
 
@@ -124,9 +132,13 @@ impl CrossEntropy for Cpu {
         let ins = labels_t.chunks(rows).zip(max_t.chunks(rows));
         let outs = sum.chunks_mut(rows).zip(target.chunks_mut(rows));
         let items = logits_tv.chunks(cut).zip(ins).zip(outs);
-        self.for_each(items, |_, ((logits, (labels, max)), stats)| {
-            logit_sums(spec, logits, labels, max, stats);
-        });
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, ((logits, (labels, max)), stats)| {
+                logit_sums(spec, logits, labels, max, stats);
+            },
+        );
         Ok(())
     }
 
@@ -173,6 +185,7 @@ impl CrossEntropy for Cpu {
         let logits = logits_tv.chunks(cut).zip(dlogits_tv.chunks_mut(cut));
         self.for_each(
             logits.zip(ins),
+            #[inline(always)]
             |_, ((x, dx), ((labels, (max, sum)), w))| {
                 logit_backward(spec, x, labels, max, sum, w, dx);
             },
@@ -182,6 +195,7 @@ impl CrossEntropy for Cpu {
 }
 
 /// Rows and elements of one part of a call.
+#[inline(always)]
 fn parts(spec: &CrossEntropySpec) -> (usize, usize) {
     let rows = rows_per_part(spec.entries);
     (rows, rows * spec.entries.max(1))

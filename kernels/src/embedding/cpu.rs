@@ -7,6 +7,7 @@ use crate::lanes::rows_per_part;
 use crate::{Cpu, Error, Float};
 
 /// Rows of `y` for a block of tokens; see [`Embedding::embedding`].
+#[inline(always)]
 pub fn embedding<E: Float>(spec: &EmbeddingSpec, ids_t: &[i32], table_vd: &[E], y_td: &mut [E]) {
     let dim = spec.dim.max(1);
     for (&id, y) in ids_t.iter().zip(y_td.chunks_exact_mut(dim)) {
@@ -22,6 +23,7 @@ pub fn embedding<E: Float>(spec: &EmbeddingSpec, ids_t: &[i32], table_vd: &[E], 
 }
 
 /// Adds `dy` of the tokens in the shard to its table; see [`Embedding::embedding_backward`].
+#[inline(always)]
 pub fn embedding_backward<E: Float>(
     spec: &EmbeddingSpec,
     ids_t: &[i32],
@@ -59,7 +61,11 @@ impl Embedding for Cpu {
         let items = ids_t
             .chunks(rows)
             .zip(y_td.chunks_mut(rows * spec.dim.max(1)));
-        self.for_each(items, |_, (ids, y)| embedding(spec, ids, table_vd, y));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, (ids, y)| embedding(spec, ids, table_vd, y),
+        );
         Ok(())
     }
 
@@ -87,14 +93,18 @@ impl Embedding for Cpu {
         };
         let rows = spec.rows.div_ceil(parts).max(1);
         let items = dtable_vd.chunks_mut(rows * spec.dim.max(1));
-        self.for_each(items, |i, dtable| {
-            let part = EmbeddingSpec {
-                first: spec.first + i * rows,
-                rows: rows.min(spec.rows - i * rows),
-                ..*spec
-            };
-            embedding_backward(&part, ids_t, dy_td, dtable);
-        });
+        self.for_each(
+            items,
+            #[inline(always)]
+            |i, dtable| {
+                let part = EmbeddingSpec {
+                    first: spec.first + i * rows,
+                    rows: rows.min(spec.rows - i * rows),
+                    ..*spec
+                };
+                embedding_backward(&part, ids_t, dy_td, dtable);
+            },
+        );
         Ok(())
     }
 }

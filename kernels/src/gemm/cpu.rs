@@ -177,12 +177,21 @@ fn plain<A: Real>(spec: &GemmSpec, a: &[A], b: &[A], c: &mut [A]) {
     }
 }
 
-/// Rows of a part: a multiple of `mr`, so that few tiles are cut short; two parts a thread at
-/// least, so that a thread that starts late does less.
+/// Rows of a part: the number of tiles at which the last thread ends first, when each takes
+/// parts in turn. A part reads all of packed B, about an eighth of the work of one row of tiles.
 fn part_rows(m: usize, threads: usize, mr: usize) -> usize {
-    let parts = if threads > 1 { 2 * threads } else { 1 };
-    let rows = m.div_ceil(parts).next_multiple_of(mr);
-    rows.min(PART_ROWS)
+    let cost = |tiles: usize| {
+        let rows = tiles * mr;
+        let (whole, rest) = (m / rows, m % rows);
+        let last = if whole.is_multiple_of(threads) {
+            rest
+        } else {
+            0
+        };
+        (whole.div_ceil(threads) * rows + last) * (8 * tiles + 1) / tiles
+    };
+    let tiles = (1..=PART_ROWS / mr).rev().min_by_key(|&tiles| cost(tiles));
+    tiles.unwrap_or(1) * mr
 }
 
 /// `0..len` in pieces of `step`, the last one shorter.

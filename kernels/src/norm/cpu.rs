@@ -10,6 +10,7 @@ use crate::lanes::{columns, columns_per_part, rows_per_part, sum};
 use crate::{Cpu, Error, Float, Real};
 
 /// RMSNorm of the rows of `x`; see [`Norm::rms_norm`].
+#[inline(always)]
 pub fn rms_norm<E: Float>(
     spec: &NormSpec,
     x_td: &[E],
@@ -33,6 +34,7 @@ pub fn rms_norm<E: Float>(
 }
 
 /// Gradient of RMSNorm's input; see [`Norm::rms_norm_backward_input`].
+#[inline(always)]
 pub fn rms_norm_backward_input<E: Float>(
     spec: &NormSpec,
     h_td: &[E],
@@ -58,6 +60,7 @@ pub fn rms_norm_backward_input<E: Float>(
 
 /// Adds columns `first ..` of the gradient of RMSNorm's weight to `dw`, in row order; see
 /// [`Norm::rms_norm_backward_weight`].
+#[inline(always)]
 pub fn rms_norm_backward_weight<E: Float>(
     spec: &NormSpec,
     first: usize,
@@ -78,6 +81,7 @@ pub fn rms_norm_backward_weight<E: Float>(
 }
 
 /// LayerNorm of the rows of `x`; see [`Norm::layer_norm`].
+#[inline(always)]
 pub fn layer_norm<E: Float>(
     spec: &NormSpec,
     x_td: &[E],
@@ -105,6 +109,7 @@ pub fn layer_norm<E: Float>(
 }
 
 /// Gradient of LayerNorm's input; see [`Norm::layer_norm_backward_input`].
+#[inline(always)]
 pub fn layer_norm_backward_input<E: Float>(
     spec: &NormSpec,
     h_td: &[E],
@@ -134,6 +139,7 @@ pub fn layer_norm_backward_input<E: Float>(
 
 /// Adds columns `first ..` of the gradients of LayerNorm's weight and bias, in row order; see
 /// [`Norm::layer_norm_backward_weight`].
+#[inline(always)]
 pub fn layer_norm_backward_weight<E: Float>(
     spec: &NormSpec,
     first: usize,
@@ -212,13 +218,21 @@ impl Norm for Cpu {
             fits("residual", r.len())?;
             fits("h", h.len())?;
             let sums = r.chunks(cut).zip(h.chunks_mut(cut));
-            self.for_each(ins.zip(sums).zip(outs), |_, ((x, sum), (y, rstd))| {
-                rms_norm(spec, x, Some(sum), w_d, y, rstd);
-            });
+            self.for_each(
+                ins.zip(sums).zip(outs),
+                #[inline(always)]
+                |_, ((x, sum), (y, rstd))| {
+                    rms_norm(spec, x, Some(sum), w_d, y, rstd);
+                },
+            );
         } else {
-            self.for_each(ins.zip(outs), |_, (x, (y, rstd))| {
-                rms_norm(spec, x, None, w_d, y, rstd);
-            });
+            self.for_each(
+                ins.zip(outs),
+                #[inline(always)]
+                |_, (x, (y, rstd))| {
+                    rms_norm(spec, x, None, w_d, y, rstd);
+                },
+            );
         }
         Ok(())
     }
@@ -244,10 +258,14 @@ impl Norm for Cpu {
         let (rows, cut) = parts(spec);
         let ins = h_td.chunks(cut).zip(dy_td.chunks(cut));
         let items = ins.zip(rstd_t.chunks(rows)).zip(dh_td.chunks_mut(cut));
-        self.for_each(items, |i, (((h, dy), rstd), dh)| {
-            let dr = dresidual_td.map(|dr| columns(dr, i * cut, cut));
-            rms_norm_backward_input(spec, h, w_d, rstd, dy, dr, dh);
-        });
+        self.for_each(
+            items,
+            #[inline(always)]
+            |i, (((h, dy), rstd), dh)| {
+                let dr = dresidual_td.map(|dr| columns(dr, i * cut, cut));
+                rms_norm_backward_input(spec, h, w_d, rstd, dy, dr, dh);
+            },
+        );
         Ok(())
     }
 
@@ -265,9 +283,13 @@ impl Norm for Cpu {
         need(op, "rstd", spec.rows, rstd_t.len())?;
         need(op, "dw", spec.dim, dw_d.len())?;
         let cut = columns_per_part(spec.rows);
-        self.for_each(dw_d.chunks_mut(cut), |i, dw| {
-            rms_norm_backward_weight(spec, i * cut, h_td, rstd_t, dy_td, dw);
-        });
+        self.for_each(
+            dw_d.chunks_mut(cut),
+            #[inline(always)]
+            |i, dw| {
+                rms_norm_backward_weight(spec, i * cut, h_td, rstd_t, dy_td, dw);
+            },
+        );
         Ok(())
     }
 
@@ -296,13 +318,21 @@ impl Norm for Cpu {
             fits("residual", r.len())?;
             fits("h", h.len())?;
             let sums = r.chunks(cut).zip(h.chunks_mut(cut));
-            self.for_each(ins.zip(sums).zip(outs), |_, ((x, sum), (y, stats))| {
-                layer_norm(spec, x, Some(sum), wb, y, stats);
-            });
+            self.for_each(
+                ins.zip(sums).zip(outs),
+                #[inline(always)]
+                |_, ((x, sum), (y, stats))| {
+                    layer_norm(spec, x, Some(sum), wb, y, stats);
+                },
+            );
         } else {
-            self.for_each(ins.zip(outs), |_, (x, (y, stats))| {
-                layer_norm(spec, x, None, wb, y, stats);
-            });
+            self.for_each(
+                ins.zip(outs),
+                #[inline(always)]
+                |_, (x, (y, stats))| {
+                    layer_norm(spec, x, None, wb, y, stats);
+                },
+            );
         }
         Ok(())
     }
@@ -330,10 +360,14 @@ impl Norm for Cpu {
         let ins = h_td.chunks(cut).zip(dy_td.chunks(cut));
         let stats = mean_t.chunks(rows).zip(rstd_t.chunks(rows));
         let items = ins.zip(stats).zip(dh_td.chunks_mut(cut));
-        self.for_each(items, |i, (((h, dy), stats), dh)| {
-            let dr = dresidual_td.map(|dr| columns(dr, i * cut, cut));
-            layer_norm_backward_input(spec, h, w_d, stats, dy, dr, dh);
-        });
+        self.for_each(
+            items,
+            #[inline(always)]
+            |i, (((h, dy), stats), dh)| {
+                let dr = dresidual_td.map(|dr| columns(dr, i * cut, cut));
+                layer_norm_backward_input(spec, h, w_d, stats, dy, dr, dh);
+            },
+        );
         Ok(())
     }
 
@@ -354,14 +388,19 @@ impl Norm for Cpu {
         need(op, "db", spec.dim, db_d.len())?;
         let cut = columns_per_part(spec.rows);
         let items = dw_d.chunks_mut(cut).zip(db_d.chunks_mut(cut));
-        self.for_each(items, |i, dwb| {
-            layer_norm_backward_weight(spec, i * cut, h_td, stats, dy_td, dwb);
-        });
+        self.for_each(
+            items,
+            #[inline(always)]
+            |i, dwb| {
+                layer_norm_backward_weight(spec, i * cut, h_td, stats, dy_td, dwb);
+            },
+        );
         Ok(())
     }
 }
 
 /// Rows and elements of one part of a call.
+#[inline(always)]
 fn parts(spec: &NormSpec) -> (usize, usize) {
     let rows = rows_per_part(spec.dim);
     (rows, rows * spec.dim.max(1))

@@ -7,6 +7,7 @@ use crate::lanes::GRAIN;
 use crate::{Cpu, Error, Float, Real};
 
 /// See [`Optimizer::adamw`].
+#[inline(always)]
 pub fn adamw<E: Float>(
     spec: &AdamWSpec,
     grad: &[E::Acc],
@@ -41,6 +42,7 @@ pub fn adamw<E: Float>(
 }
 
 /// See [`Optimizer::sgd`].
+#[inline(always)]
 pub fn sgd<E: Float>(
     spec: &SgdSpec,
     grad: &[E::Acc],
@@ -62,6 +64,7 @@ pub fn sgd<E: Float>(
 
 /// `start + sum of x^2`, in f64 and index order: cut anywhere and carried on, the same bits.
 #[must_use]
+#[inline(always)]
 pub fn squares<T: Float>(start: f64, x: &[T]) -> f64 {
     x.iter().fold(start, |sum, x| sum + x.to_f64() * x.to_f64())
 }
@@ -89,11 +92,19 @@ impl Optimizer for Cpu {
         let all = all.zip(moments);
         if let Some(param) = param {
             fits("param", param.len())?;
-            self.for_each(all.zip(param.chunks_mut(GRAIN)), |_, (((g, w), mv), p)| {
-                adamw(spec, g, w, mv, Some(p));
-            });
+            self.for_each(
+                all.zip(param.chunks_mut(GRAIN)),
+                #[inline(always)]
+                |_, (((g, w), mv), p)| {
+                    adamw(spec, g, w, mv, Some(p));
+                },
+            );
         } else {
-            self.for_each(all, |_, ((g, w), mv)| adamw::<E>(spec, g, w, mv, None));
+            self.for_each(
+                all,
+                #[inline(always)]
+                |_, ((g, w), mv)| adamw::<E>(spec, g, w, mv, None),
+            );
         }
         Ok(())
     }
@@ -109,11 +120,19 @@ impl Optimizer for Cpu {
         let all = grad.chunks(GRAIN).zip(master.chunks_mut(GRAIN));
         if let Some(param) = param {
             need("sgd", "param", grad.len(), param.len())?;
-            self.for_each(all.zip(param.chunks_mut(GRAIN)), |_, ((g, w), p)| {
-                sgd(spec, g, w, Some(p));
-            });
+            self.for_each(
+                all.zip(param.chunks_mut(GRAIN)),
+                #[inline(always)]
+                |_, ((g, w), p)| {
+                    sgd(spec, g, w, Some(p));
+                },
+            );
         } else {
-            self.for_each(all, |_, (g, w)| sgd::<E>(spec, g, w, None));
+            self.for_each(
+                all,
+                #[inline(always)]
+                |_, (g, w)| sgd::<E>(spec, g, w, None),
+            );
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use crate::math::sin_cos_f64;
 use crate::{Cpu, Error, Float, Real};
 
 /// Turns rows of `x_thd` by `pos_t`; any block of rows. See [`Rope::rope`].
+#[inline(always)]
 pub fn rope<E: Float>(spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) {
     let (dim, half) = (spec.head_dim.max(1), spec.head_dim / 2);
     let sign = if spec.inverse { -1.0 } else { 1.0 };
@@ -53,7 +54,11 @@ impl Rope for Cpu {
         let items = pos_t
             .chunks(rows)
             .zip(x_thd.chunks_mut(rows * token.max(1)));
-        self.for_each(items, |_, (pos, x)| rope(spec, pos, x));
+        self.for_each(
+            items,
+            #[inline(always)]
+            |_, (pos, x)| rope(spec, pos, x),
+        );
         Ok(())
     }
 }

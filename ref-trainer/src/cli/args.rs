@@ -129,7 +129,7 @@ pub(super) struct OptimiserArgs {
     /// The rule [default: adamw; verify: sgd]
     #[arg(long, value_enum)]
     pub optimizer: Option<Optimizer>,
-    /// Highest learning rate [default: 0.003; verify: 0.1]
+    /// Highest learning rate [default: 0.002; verify: 0.1]
     #[arg(long, value_name = "X")]
     pub lr: Option<f64>,
     /// Learning rate of the last step [default: a tenth of --lr]
@@ -138,7 +138,7 @@ pub(super) struct OptimiserArgs {
     /// How it falls after the warm-up [default: cosine; verify: constant]
     #[arg(long, value_enum)]
     pub lr_decay_style: Option<DecayStyle>,
-    /// Steps on which it rises from 0 [default: a tenth of the steps, at most 20; verify: 0]
+    /// Steps on which it rises from 0 [default: a tenth of the steps, at most 30; verify: 0]
     #[arg(long, value_name = "N")]
     pub lr_warmup_iters: Option<u64>,
     /// Decoupled; norms take none [default: 0.1; verify: 0]

@@ -241,7 +241,7 @@ impl Recent {
         self.bubble_ms / self.ms
     }
 
-    /// `tp 11% pp 9% dp 4%`, innermost axis first.
+    /// `tp 11% pp 9% dp 4%`, innermost axis first; who waited for nothing is left out.
     fn waits(&self) -> String {
         const ORDER: [&str; 6] = ["tp", "etp", "cp", "ep", "pp", "dp"];
         let place = |axis: &str| {
@@ -251,6 +251,8 @@ impl Recent {
                 .unwrap_or(ORDER.len())
         };
         let mut waits: Vec<(&String, &f64)> = self.wait_ms.iter().collect();
+        // Half a percent would be printed as nothing.
+        waits.retain(|(_, ms)| **ms >= 0.005 * self.ms);
         waits.sort_by_key(|(axis, _)| place(axis));
         let words: Vec<String> = waits
             .iter()
