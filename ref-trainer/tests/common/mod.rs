@@ -187,7 +187,7 @@ impl Genes {
         };
         let micro_batch = self.batch.1 + 1;
         let batch = Batch {
-            seq: self.batch.0 + 2,
+            seq: self.batch.0 + 1,
             micro_batch,
             global_batch: micro_batch * dp * (self.batch.2 + 1),
         };
@@ -409,7 +409,7 @@ pub fn small_job() -> Job {
     let batch = Batch {
         seq: 6,
         micro_batch: 1,
-        global_batch: 8,
+        global_batch: 12,
     };
     Job {
         model,
