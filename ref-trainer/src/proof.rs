@@ -55,10 +55,12 @@ pub fn prove(
         let truth = optimizer.step(job, samples, proof.number, &mut params)?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
         let own = distances(&twin, &truth).map(|(_, _, d)| d.relative);
-        let bounds = own.map(|rounding| bound(job.dtype).max(ROUNDING * rounding));
+        let floors = floors(job.dtype).into_iter().zip(own);
+        let bounds = floors.map(|(floor, rounding)| floor.max(ROUNDING * rounding));
+        let bounds = bounds.collect::<Vec<f64>>();
         let (ours, number) = (&proof.step, proof.number);
-        rows.extend(rows_against(ours, &truth, number, "", bounds));
-        rows.extend(rows_against(ours, &twin, number, "twin ", bounds));
+        rows.extend(rows_against(ours, &truth, number, "", &bounds));
+        rows.extend(rows_against(ours, &twin, number, "twin ", &bounds));
     }
     let predicted = predicted_step(job)?
         .into_iter()
@@ -76,6 +78,17 @@ pub fn prove(
 /// device is off by more than the bound on the type, and a layout that rounds as often but
 /// elsewhere is off by as much again. In f64 this never matters.
 const ROUNDING: f64 = 4.0;
+
+/// Bounds on loss, gradients, norm and parameters where one device rounds less than that. With
+/// u = 6e-8 in f32: a loss is a mean of many token losses, each a few u off (16 u); a norm is a
+/// root over all elements, in which their errors cancel; a gradient is what `verify` allows; a
+/// parameter moves by lr times a quotient of two gradients.
+fn floors(dtype: Dtype) -> [f64; 4] {
+    match dtype {
+        Dtype::F64 => [bound(dtype); 4],
+        Dtype::F32 => [1e-6, bound(dtype), 1e-5, bound(dtype)],
+    }
+}
 
 /// Loss, gradients, norm and parameters of two steps: name, our value, difference.
 fn distances(ours: &Step, other: &Step) -> [(&'static str, Option<f64>, Difference); 4] {
@@ -101,9 +114,9 @@ fn rows_against(
     other: &Step,
     step: u64,
     who: &str,
-    bounds: [f64; 4],
-) -> impl Iterator<Item = EqualityRow> {
-    let row = move |((name, value, d), bound): ((&str, _, Difference), f64)| {
+    bounds: &[f64],
+) -> Vec<EqualityRow> {
+    let row = |((name, value, d), bound): ((&str, _, Difference), f64)| {
         let named = !d.bit_equal && !d.worst.is_empty();
         let place = if named {
             format!(" (worst: {})", d.worst)
@@ -119,7 +132,7 @@ fn rows_against(
             bit_equal: d.bit_equal,
         }
     };
-    distances(ours, other).into_iter().zip(bounds).map(row)
+    distances(ours, other).into_iter().zip(bounds.iter().copied()).map(row).collect()
 }
 
 /// The twin's step from the same state.
