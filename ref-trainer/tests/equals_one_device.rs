@@ -8,13 +8,13 @@ mod common;
 use std::cell::RefCell;
 
 use common::coverage::Coverage;
-use common::{Draw, cases, draws, runner};
+use common::{Draw, cases, cut, draws, runner, samples_of, small_job};
 use proptest::test_runner::{TestCaseError, TestError};
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::job::Dtype;
 use quintet_ref_trainer::oracle;
 use quintet_ref_trainer::record::{Record, Step};
-use quintet_ref_trainer::verify::{Evidence, OracleOptimizer, Verdict, evidence, judge};
+use quintet_ref_trainer::verify::{Evidence, OracleOptimizer, Verdict, evidence, judge, verify};
 
 /// What one draw came to.
 struct Outcome {
@@ -219,4 +219,18 @@ fn largest(v: &Verdict) -> f64 {
         .max(v.grad_rel_max)
         .max(v.grad_norm_rel)
         .max(v.param_rel_max)
+}
+
+/// With one key to attend to, the gradients of q and k are zero in mathematics, and what is left of
+/// terms that cancel in arithmetic: that is no mismatch.
+#[test]
+fn what_cancels_is_no_mismatch() {
+    for mesh in [(1, 1, 1), (2, 1, 2), (1, 4, 1)] {
+        for dtype in [Dtype::F64, Dtype::F32] {
+            let mut job = cut(&small_job(), mesh);
+            (job.batch.seq, job.dtype) = (1, dtype);
+            let verdict = verify(&job, &samples_of(&job)).expect("a proof");
+            assert!(verdict.ok, "{mesh:?} {verdict:#?}");
+        }
+    }
 }

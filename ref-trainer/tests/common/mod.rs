@@ -269,6 +269,8 @@ impl Genes {
             lr,
             clip_grad: if clip { 0.3 } else { 0.0 },
             weight_decay: if decay { 0.1 } else { 0.0 },
+            // Where gradients cancel to nothing, AdamW still takes a step of lr |rounding| / eps.
+            eps: 1e-6,
             ..Job::verify().optimizer
         }
     }
