@@ -11,7 +11,7 @@ use common::coverage::Coverage;
 use common::{Draw, cases, cut, draws, runner, samples_of, small_job};
 use proptest::test_runner::{TestCaseError, TestError};
 use quintet_ref_trainer::failure::Failure;
-use quintet_ref_trainer::job::Dtype;
+use quintet_ref_trainer::job::{Dtype, Job};
 use quintet_ref_trainer::oracle;
 use quintet_ref_trainer::record::{Record, Step};
 use quintet_ref_trainer::verify::{Evidence, OracleOptimizer, Verdict, evidence, judge, verify};
@@ -19,6 +19,8 @@ use quintet_ref_trainer::verify::{Evidence, OracleOptimizer, Verdict, evidence, 
 /// What one draw came to.
 struct Outcome {
     verdict: Verdict,
+    /// The twin's steps.
+    twin: Vec<Step>,
     /// The oracle's steps.
     truth: Vec<Step>,
     /// All that is no matter of rounding holds: copies, bytes, counts of tokens.
@@ -29,12 +31,13 @@ fn run(draw: &Draw) -> Result<Outcome, Failure> {
     draw.job.check()?;
     let evidence = evidence(&draw.job, &draw.samples())?;
     let verdict = judge(&draw.job, &evidence);
-    let (ours, truth) = (evidence.ours.steps, evidence.truth);
+    let (ours, twin, truth) = (evidence.ours.steps, evidence.twin, evidence.truth);
     let counts = ours.iter().zip(&truth).all(|(x, r)| x.count == r.count);
     let bytes = verdict.bytes_counted == verdict.bytes_predicted;
     let exact = counts && bytes && verdict.copies_differ.is_empty();
     Ok(Outcome {
         verdict,
+        twin,
         truth,
         exact,
     })
@@ -92,10 +95,15 @@ fn in_f64_every_layout_equals_the_oracle() {
     let coverage = property(Dtype::F64, cases, |draw, outcome| {
         let v = &outcome.verdict;
         if !v.ok {
-            // Descent at a rate of 1 is now and then chaos: the oracle itself is then as far off
-            // after a change in the last bit. Such draws are counted, and held to that.
-            let (bound, off) = (rounding_bound(draw, outcome)?, largest(v));
-            if !outcome.exact || off >= bound || bound < v.bound {
+            // Now and then rounding alone goes further: descent at a rate of 1 can be chaos, and a
+            // step in which only first positions count gives q and k no gradient but rounding. One
+            // device is then off as well. Such draws are counted, and held to that.
+            let one_device = DEVIATIONS * distance(&draw.job, &outcome.twin, &outcome.truth);
+            let bound = rounding_bound(draw, outcome)?
+                .max(one_device)
+                .min(MOST_IN_F64);
+            let off = largest(v);
+            if !outcome.exact || off >= bound {
                 return Err(format!(
                     "off by {off:.1e}, rounding explains {bound:.1e}\n{v:#?}"
                 ));
@@ -159,6 +167,9 @@ fn rounding_bound(draw: &Draw, outcome: &Outcome) -> Result<f64, String> {
 
 const DEVIATIONS: f64 = 4.0;
 
+/// What no draw in f64 may be off by, whatever explains it.
+const MOST_IN_F64: f64 = 1e-5;
+
 /// What one rounding of every parameter does to the oracle.
 fn condition(draw: &Draw, truth: &[Step]) -> Result<f64, Failure> {
     let (job, samples) = (&draw.job, draw.samples());
@@ -172,8 +183,14 @@ fn condition(draw: &Draw, truth: &[Step]) -> Result<f64, Failure> {
     params.values_mut().flatten().for_each(|w| *w = rounded(*w));
     let mut optimizer = OracleOptimizer::new(job);
     let step = |step| optimizer.step(job, &samples, step, &mut params);
+    let steps: Vec<Step> = (1..=job.steps).map(step).collect::<Result<_, _>>()?;
+    Ok(distance(job, &steps, truth))
+}
+
+/// The largest difference of steps from the oracle's.
+fn distance(job: &Job, steps: &[Step], truth: &[Step]) -> f64 {
     let ours = Record {
-        steps: (1..=job.steps).map(step).collect::<Result<_, _>>()?,
+        steps: steps.to_vec(),
         ..Record::default()
     };
     let (twin, truth) = (truth.to_vec(), truth.to_vec());
@@ -183,7 +200,7 @@ fn condition(draw: &Draw, truth: &[Step]) -> Result<f64, Failure> {
         truth,
         ..Evidence::default()
     };
-    Ok(largest(&judge(job, &evidence)))
+    largest(&judge(job, &evidence))
 }
 
 #[test]

@@ -187,9 +187,9 @@ impl Genes {
         };
         let micro_batch = self.batch.1 + 1;
         let batch = Batch {
-            // With one key, q and k have no gradient but rounding; a bound that follows the
-            // oracle's condition, as that of f32 does, cannot know how much.
-            seq: self.batch.0 + 1 + usize::from(dtype == Dtype::F32),
+            // With one key, q and k have no gradient but rounding, of which the condition of the
+            // oracle, where it is zero, does not tell how much; that has a test of its own.
+            seq: self.batch.0 + 2,
             micro_batch,
             global_batch: micro_batch * dp * (self.batch.2 + 1),
         };
