@@ -25,7 +25,9 @@ pub enum Error {
         why: &'static str,
     },
     /// Memory could not be had.
-    #[error("{bytes} bytes for {tag} could not be allocated")]
+    #[error(
+        "{bytes} bytes for {tag} could not be allocated; a smaller model, more ranks or --zero-stage 1 needs less"
+    )]
     Memory {
         /// Bytes asked for.
         bytes: usize,

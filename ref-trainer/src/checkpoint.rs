@@ -38,6 +38,17 @@ pub fn job_of(root: &Path) -> Result<(Job, u64), Failure> {
     Ok((job, meta.step))
 }
 
+/// Finds out before the first step whether checkpoints can be written to `root`.
+///
+/// # Errors
+/// Exit 3 where they cannot.
+pub fn probe(root: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(root).map_err(|e| Failure::file("make", root, &e))?;
+    let trial = root.join(format!(".trial.{}", std::process::id()));
+    std::fs::write(&trial, b"").map_err(|e| Failure::file("write to", root, &e))?;
+    std::fs::remove_file(&trial).map_err(|e| Failure::file("write to", root, &e))
+}
+
 /// Steps behind a checkpoint that this job goes on from; the model, data and seed must be its own.
 ///
 /// # Errors
@@ -46,15 +57,16 @@ pub fn steps_done(job: &Job, root: &Path) -> Result<u64, Failure> {
     let (saved, step) = job_of(root)?;
     if saved.model != job.model {
         return Err(Failure::data(format!(
-            "the checkpoint in {} is of another model ({}); give --model {}",
+            "the checkpoint in {} is of another model than --model {} asks for: it was trained with {} (tied table: {})",
             root.display(),
+            job.model_name,
             saved.model_name,
-            saved.model_name
+            saved.model.tied
         )));
     }
-    if step > job.steps {
+    if step >= job.steps {
         return Err(Failure::usage(format!(
-            "the checkpoint in {} has {step} steps behind it; --steps {} asks for fewer",
+            "the checkpoint in {} has {step} steps behind it and --steps is {}; give a larger number",
             root.display(),
             job.steps
         )));

@@ -13,7 +13,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use quintet_planner::config::{Batch, Layout};
 
 use crate::failure::Failure;
-use crate::job::Job;
+use crate::job::{Dtype, Job, OptimizerKind};
 
 mod apply;
 mod args;
@@ -91,6 +91,11 @@ where
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
             let job = apply::job(Base::own_batch(Job::verify()), &args.job)?;
+            if job.dtype == Dtype::F32 && job.optimizer.kind == OptimizerKind::AdamW {
+                return Err(Failure::usage(
+                    "verify compares AdamW in f64 alone, for in f32 the rounding of a gradient near 0 decides a whole step; give --dtype f64 or --optimizer sgd",
+                ));
+            }
             Ok(Command::Verify {
                 job,
                 json: args.json,
@@ -122,7 +127,12 @@ pub fn print(text: &str) -> Result<(), Failure> {
 
 fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     let weights = match (&args.load, &args.model.model) {
-        (Some(dir), _) => Weights::Checkpoint(dir.clone()),
+        (Some(_), Some(_)) => {
+            return Err(Failure::usage(
+                "a checkpoint holds its own model; give --load DIR or --model DIR, not both",
+            ));
+        }
+        (Some(dir), None) => Weights::Checkpoint(dir.clone()),
         (None, Some(path)) if Path::new(path).exists() => Weights::Folder(path.into()),
         _ => {
             return Err(Failure::usage(
@@ -237,7 +247,21 @@ fn command() -> clap::Command {
             if of_train { arg.hide(true) } else { arg }
         })
     };
-    Cli::command().mut_subcommand("verify", output_hidden)
+    let negative = |command: clap::Command| {
+        // `--dp -1` is a bad number, not an unknown flag.
+        command.mut_args(|arg| {
+            let valued = arg.get_action().takes_values();
+            if valued {
+                arg.allow_negative_numbers(true)
+            } else {
+                arg
+            }
+        })
+    };
+    negative(Cli::command())
+        .mut_subcommand("train", negative)
+        .mut_subcommand("verify", |verify| negative(output_hidden(verify)))
+        .mut_subcommand("eval", negative)
 }
 
 /// Clap's message without its usage block, on one line.

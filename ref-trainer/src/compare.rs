@@ -67,6 +67,13 @@ pub fn relative_scalar(x: f64, r: f64) -> f64 {
     ratio((x - r).abs(), r.abs())
 }
 
+/// [`relative_scalar`], where an `r` smaller than `least` is taken to be that large.
+#[must_use]
+pub fn relative_scalar_above(x: f64, r: f64, least: f64) -> f64 {
+    let size = r.abs();
+    ratio((x - r).abs(), if size < least { least } else { size })
+}
+
 /// Two measures of a tensor.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
@@ -169,6 +176,14 @@ mod tests {
         assert_eq!(compare_above(&x, &zero, 1e-5).relative, f64::INFINITY);
         let nan = tensors(&[("v", &[f64::NAN, 1.0]), ("k", &[0.0])]);
         assert_eq!(compare_above(&r, &nan, 1e-5).relative, f64::INFINITY);
+    }
+
+    #[test]
+    fn small_scalars_are_measured_by_the_least() {
+        assert_eq!(relative_scalar_above(3e-9, 2e-9, 1e-6), 1e-9 / 1e-6);
+        assert_eq!(relative_scalar_above(3.0, 2.0, 1e-6), 0.5);
+        assert_eq!(relative_scalar_above(f64::NAN, 1e-9, 1e-6), f64::INFINITY);
+        assert_eq!(relative_scalar_above(1.0, f64::NAN, 1e-6), f64::INFINITY);
     }
 
     #[test]

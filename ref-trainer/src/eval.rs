@@ -96,8 +96,14 @@ fn evaluate_as<E: Scalar>(
         rank.evaluate(&mine)
     })?;
     let (loss, tokens) = found.first().copied().unwrap_or_default();
+    let loss = loss / tokens;
+    if !loss.is_finite() {
+        return Err(Failure::aborted(format!(
+            "the loss is {loss}: the parameters are not finite"
+        )));
+    }
     Ok(Evaluation {
-        loss: loss / tokens,
+        loss,
         tokens: tokens as u64,
     })
 }

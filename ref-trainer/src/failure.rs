@@ -44,7 +44,13 @@ pub fn end(result: Result<Exit, Failure>) -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "quintet: {failure}");
+            // What came from an argument or a file shall not move the cursor.
+            let plain: String = failure
+                .sentence
+                .chars()
+                .map(|c| if c.is_control() { '\u{FFFD}' } else { c })
+                .collect();
+            let _ = writeln!(io::stderr(), "quintet: {plain}");
             failure.exit.into()
         }
     }

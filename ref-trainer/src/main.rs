@@ -1,5 +1,6 @@
 //! The `quintet` program: the command line in, an exit code out.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,12 +50,19 @@ fn prove(job: &Job, samples: &Samples, json: bool) -> Result<Exit, Failure> {
     })
 }
 
-/// The first interrupt asks all ranks to stop after their step; the second ends the program.
+/// The first interrupt, hang-up or request to end asks all ranks to stop after their step; the second ends the program.
 fn stop_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let asked = stop.clone();
     ctrlc::set_handler(move || {
-        if asked.swap(true, Ordering::Relaxed) {
+        let again = asked.swap(true, Ordering::Relaxed);
+        let what = if again {
+            "stopped"
+        } else {
+            "stopping after this step; once more stops at once"
+        };
+        let _ = writeln!(std::io::stderr(), "quintet: {what}");
+        if again {
             std::process::exit(i32::from(Exit::Aborted as u8));
         }
     })

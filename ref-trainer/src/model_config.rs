@@ -112,6 +112,13 @@ impl Model {
             path.push("config.json");
         }
         let shown = path.display().to_string();
+        if path.exists() && !path.is_file() {
+            let source = io::Error::other("it is no regular file");
+            return Err(ModelError::Unreadable {
+                path: shown,
+                source,
+            });
+        }
         match std::fs::read_to_string(&path) {
             Ok(text) => Self::from_json(&shown, &text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

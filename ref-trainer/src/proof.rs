@@ -13,7 +13,7 @@ use quintet_collectives::transport::local::World;
 use quintet_kernels::{Cpu, Scalar};
 use quintet_zero::{gather_grads, gather_params};
 
-use crate::compare::{Difference, Tensors, compare, relative_scalar};
+use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::groups::Aside;
@@ -22,7 +22,7 @@ use crate::rank::{Begin, Rank};
 use crate::record::Step;
 use crate::report::{EqualityRow, EqualityTable};
 use crate::schedule_lr::learning_rate;
-use crate::verify::{OracleOptimizer, bound, predicted_step, twin_of};
+use crate::verify::{OracleOptimizer, bound, floor, predicted_step, twin_of};
 
 /// One step of a run with the state it began from.
 #[derive(Debug, Clone)]
@@ -54,13 +54,15 @@ pub fn prove(
         let mut params = proof.before.clone();
         let truth = optimizer.step(job, samples, proof.number, &mut params)?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
-        let own = distances(&twin, &truth).map(|(_, _, d)| d.relative);
+        let floor = floor(job.dtype);
+        let own = distances(&twin, &truth, floor).map(|(_, _, d)| d.relative);
         let floors = floors(job.dtype).into_iter().zip(own);
-        let bounds = floors.map(|(floor, rounding)| floor.max(ROUNDING * rounding));
+        let bounds =
+            floors.map(|(floor, rounding)| floor.max((ROUNDING * rounding).min(CEILING * floor)));
         let bounds = bounds.collect::<Vec<f64>>();
         let (ours, number) = (&proof.step, proof.number);
-        rows.extend(rows_against(ours, &truth, number, "", &bounds));
-        rows.extend(rows_against(ours, &twin, number, "twin ", &bounds));
+        rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
+        rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
     }
     let predicted = predicted_step(job)?
         .into_iter()
@@ -79,6 +81,10 @@ pub fn prove(
 /// elsewhere is off by as much again. In f64 this never matters.
 const ROUNDING: f64 = 4.0;
 
+/// And never by more than this multiple of the bound itself: what both the layout and the twin
+/// get wrong must not pass for rounding.
+const CEILING: f64 = 100.0;
+
 /// Bounds on loss, gradients, norm and parameters where one device rounds less than that. With
 /// u = 6e-8 in f32: a loss is a mean of many token losses, each a few u off (16 u); a norm is a
 /// root over all elements, in which their errors cancel; a gradient is what `verify` allows; a
@@ -91,7 +97,11 @@ fn floors(dtype: Dtype) -> [f64; 4] {
 }
 
 /// Loss, gradients, norm and parameters of two steps: name, our value, difference.
-fn distances(ours: &Step, other: &Step) -> [(&'static str, Option<f64>, Difference); 4] {
+fn distances(
+    ours: &Step,
+    other: &Step,
+    floor: f64,
+) -> [(&'static str, Option<f64>, Difference); 4] {
     let scalar = |x: f64, r: f64| Difference {
         relative: relative_scalar(x, r),
         worst: String::new(),
@@ -99,7 +109,11 @@ fn distances(ours: &Step, other: &Step) -> [(&'static str, Option<f64>, Differen
     };
     [
         ("loss", Some(ours.loss), scalar(ours.loss, other.loss)),
-        ("gradients", None, compare(&ours.grads, &other.grads)),
+        (
+            "gradients",
+            None,
+            compare_above(&ours.grads, &other.grads, floor),
+        ),
         (
             "gradient norm",
             Some(ours.norm),
@@ -114,6 +128,7 @@ fn rows_against(
     other: &Step,
     step: u64,
     who: &str,
+    floor: f64,
     bounds: &[f64],
 ) -> Vec<EqualityRow> {
     let row = |((name, value, d), bound): ((&str, _, Difference), f64)| {
@@ -132,7 +147,11 @@ fn rows_against(
             bit_equal: d.bit_equal,
         }
     };
-    distances(ours, other).into_iter().zip(bounds.iter().copied()).map(row).collect()
+    distances(ours, other, floor)
+        .into_iter()
+        .zip(bounds.iter().copied())
+        .map(row)
+        .collect()
 }
 
 /// The twin's step from the same state.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
-use quintet_kernels::{Backend, Collectives, Cpu, Scalar, Tag};
+use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 use quintet_zero::checkpoint::{Saved, Target, load, save};
 use quintet_zero::{gather_grads, gather_params, gather_state};
@@ -53,6 +53,9 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         Some(root) => crate::checkpoint::steps_done(job, root)?,
         None => 0,
     };
+    if let Some(root) = &job.save {
+        crate::checkpoint::probe(root)?;
+    }
     let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
     let (sender, news) = channel();
     let ran = std::thread::scope(|scope| {
@@ -324,11 +327,30 @@ fn held_out<E: Scalar>(
     };
     let mine = share(windows.collect(), rank.job, &rank.mesh, rank.rank);
     let (loss, tokens) = rank.evaluate(&mine)?;
-    Ok((tokens > 0.0).then(|| loss / tokens))
+    let mean = loss / tokens;
+    if tokens > 0.0 && !mean.is_finite() {
+        return Err(Failure::aborted(format!(
+            "the held-out loss is {mean}: the parameters are no longer finite"
+        )));
+    }
+    Ok((tokens > 0.0).then_some(mean))
 }
 
 /// Saves all ranks' parts under `root`.
 fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<String, Failure> {
+    let mut squares = rank.device.zeros::<f64>(Tag::Scratch, 1)?;
+    for part in 0..rank.params.layout().parts().len() {
+        rank.device
+            .add_squares::<E>(rank.params.part(part)?, Cpu::whole_mut(&mut squares))?;
+    }
+    let mut sum = [0.0];
+    rank.device.download(Cpu::whole(&squares), &mut sum)?;
+    reduce(rank, &mut sum, ReduceOp::Sum)?;
+    if !sum[0].is_finite() {
+        return Err(Failure::aborted(format!(
+            "parameters are not finite after step {step}; nothing was saved"
+        )));
+    }
     let about = crate::checkpoint::about(rank.job, step)?;
     let chunk = Saved {
         params: &rank.params,

@@ -15,7 +15,9 @@ use quintet_planner::Layout;
 use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
-use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
+use crate::compare::{
+    Difference, Tensors, compare, compare_above, relative_scalar, relative_scalar_above,
+};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
@@ -165,7 +167,8 @@ pub struct Evidence {
 }
 
 /// Share of the largest gradient below which a parameter's is judged as if it had that size (see
-/// [`compare_above`]): some hundred roundings of the largest then stay below the bound.
+/// [`compare_above`]): some hundred roundings of the largest then stay below the bound. Also the
+/// loss, in nats, below which one is judged as if it were that.
 #[must_use]
 pub fn floor(dtype: Dtype) -> f64 {
     match dtype {
@@ -343,11 +346,13 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     let complete = |steps: &[Step]| steps.len() as u64 == job.steps;
     let mut ok = complete(&ours.steps) && complete(twin) && complete(truth);
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
+        // A loss is a difference of logits; that of what is known by heart is all rounding.
+        let least = if r.count > 0.0 { floor(job.dtype) } else { 0.0 };
         let grads = compare_above(&x.grads, &r.grads, floor(job.dtype));
         if grads.relative >= worst.relative {
             worst = grads;
         }
-        loss_rel = loss_rel.max(relative_scalar(x.loss, r.loss));
+        loss_rel = loss_rel.max(relative_scalar_above(x.loss, r.loss, least));
         norm_rel = norm_rel.max(relative_scalar(x.norm, r.norm));
         param_rel = param_rel.max(compare(&x.params, &r.params).relative);
         ok &= x.count == r.count;

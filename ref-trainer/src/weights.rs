@@ -83,7 +83,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut files: Vec<PathBuf> = listed
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+        .filter(|path| path.is_file() && path.extension().is_some_and(|e| e == "safetensors"))
         .collect();
     files.sort();
     if files.is_empty() {

@@ -313,9 +313,9 @@ fn a_log_sees_what_passes() {
 fn a_batch_that_cannot_be_dealt_is_refused() {
     let mut job = cut(&small_job(), (2, 1, 1));
     job.batch = Batch {
-        micro_batch: 3,
+        micro_batch: 5,
         ..job.batch
     };
-    let refused = record(&job, &samples_of(&job), Begin::Random).expect_err("8 samples in threes");
+    let refused = record(&job, &samples_of(&job), Begin::Random).expect_err("12 samples in fives");
     assert!(refused.sentence.contains("no multiple"), "{refused}");
 }

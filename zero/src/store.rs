@@ -98,7 +98,13 @@ impl<B: Backend, E: Scalar> ParamStore<B, E> {
         let layout = self.layout.clone();
         let mut filled = Vec::new();
         for part in layout.parts() {
-            let mut host = alloc::vec![E::from_f64(0.0); part.len];
+            let mut host = Vec::new();
+            host.try_reserve_exact(part.len).map_err(|_| {
+                let bytes = part.len.saturating_mul(size_of::<E>());
+                let tag = Tag::Scratch.name();
+                Error::from(quintet_kernels::Error::Memory { bytes, tag })
+            })?;
+            host.resize(part.len, E::from_f64(0.0));
             for &entry in &part.entries {
                 let e = &layout.entries()[entry];
                 let runs = e.spec.runs(layout.mesh(), layout.rank());

@@ -103,6 +103,16 @@ fn is_plain_llama(keys: &Map<String, Value>) -> Result<(), String> {
     if number(keys, "partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
         return Err("partial_rotary_factor is not 1; whole heads are rotated here".into());
     }
+    for (key, what) in [
+        ("sliding_window", "windows are"),
+        ("num_local_experts", "experts are"),
+        ("num_experts", "experts are"),
+        ("n_routed_experts", "experts are"),
+    ] {
+        if let Some(value) = present(keys, key) {
+            return Err(format!("{key} is {value}; {what} not built yet"));
+        }
+    }
     if present(keys, "quantization_config").is_some() {
         return Err(
             "quantization_config is given; only plain weights are computed with here".into(),

@@ -11,7 +11,7 @@ use quintet_ref_trainer::groups::Groups;
 use quintet_ref_trainer::rank::rule;
 use quintet_ref_trainer::record::Recorded;
 use quintet_zero::{
-    Error, FlatLayout, GradSync, LayoutSpec, ParamStore, Partition, ShardedOptimizer, ZeroStage,
+    FlatLayout, GradSync, LayoutSpec, ParamStore, Partition, ShardedOptimizer, ZeroStage,
 };
 
 /// Sets every parameter, `value` being given its name, its logical index and what it would be.
@@ -19,18 +19,11 @@ pub fn set<E: Scalar>(
     rank: &mut Recorded<'_, E>,
     value: impl Fn(&str, usize, f64) -> f64,
 ) -> Result<(), Failure> {
-    let (mesh, place, seed) = (rank.mesh, rank.rank, rank.job.seed);
-    rank.params.fill(|entry, runs, host| {
-        let before: Vec<E> = init_random(&entry.spec, &mesh, place, seed);
-        for &(local, logical, len) in runs {
-            for i in 0..len {
-                let was = before[local + i].to_f64();
-                host[local + i] = E::from_f64(value(&entry.spec.name, logical + i, was));
-            }
-        }
-        Ok::<(), Error>(())
-    })?;
-    Ok(())
+    let seed = rank.job.seed;
+    Ok(rank.params.fill_with(|entry, index| {
+        let before = E::from_f64(init_random(&entry.spec, seed, index));
+        E::from_f64(value(&entry.spec.name, index, before.to_f64()))
+    })?)
 }
 
 /// Builds everything that follows from the ledger again, from lines that `change` has changed.

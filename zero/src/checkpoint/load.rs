@@ -26,7 +26,7 @@ pub fn find(root: &Path) -> Result<(PathBuf, Meta), Error> {
     let mut folder = root.to_path_buf();
     if !root.join("meta.json").exists() {
         let latest = root.join("latest");
-        let name = std::fs::read_to_string(&latest).map_err(|e| match e.kind() {
+        let name = text(&latest).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => refused(
                 root,
                 "there is neither `latest` nor meta.json in this folder",
@@ -37,10 +37,30 @@ pub fn find(root: &Path) -> Result<(PathBuf, Meta), Error> {
         folder = root.join(name.ok_or_else(|| refused(root, "`latest` names no step"))?);
     }
     let path = folder.join("meta.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| cannot("read", &path, e))?;
+    let text = text(&path).map_err(|e| cannot("read", &path, e))?;
     let meta = form::read_meta(&text).map_err(|e| refused(&folder, e))?;
     Ok((folder, meta))
 }
+
+/// The length of a regular file; a pipe or a device would be read for ever.
+fn length(path: &Path) -> std::io::Result<u64> {
+    let found = std::fs::metadata(path)?;
+    if found.is_file() {
+        return Ok(found.len());
+    }
+    Err(std::io::Error::other("it is no regular file"))
+}
+
+/// The text of a regular file of a length that names and headers have.
+fn text(path: &Path) -> std::io::Result<String> {
+    if length(path)? > LONGEST_TEXT {
+        return Err(std::io::Error::other("it is far too long"));
+    }
+    std::fs::read_to_string(path)
+}
+
+/// Far more than the meta.json of any model takes.
+const LONGEST_TEXT: u64 = 1 << 30;
 
 /// Loads the newest checkpoint of `root`, or `root` itself where it is one, into this rank's
 /// chunks, on all ranks together; saved under any layout.
@@ -121,9 +141,7 @@ fn read<B: Optimizer, E: Scalar>(
             continue;
         }
         let path = below(&folder, &file.path);
-        let got = std::fs::metadata(&path)
-            .map_err(|e| cannot("read", &path, e))?
-            .len();
+        let got = length(&path).map_err(|e| cannot("read", &path, e))?;
         let bytes = if got == file.bytes {
             std::fs::read(&path)
         } else {
