@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn small_scalars_are_measured_by_the_least() {
-        assert_eq!(relative_scalar_above(3e-9, 2e-9, 1e-6), 1e-9 / 1e-6);
+        assert_eq!(relative_scalar_above(3.0, 2.0, 4.0), 0.25);
         assert_eq!(relative_scalar_above(3.0, 2.0, 1e-6), 0.5);
         assert_eq!(relative_scalar_above(f64::NAN, 1e-9, 1e-6), f64::INFINITY);
         assert_eq!(relative_scalar_above(1.0, f64::NAN, 1e-6), f64::INFINITY);
