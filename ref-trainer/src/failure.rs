@@ -44,13 +44,7 @@ pub fn end(result: Result<Exit, Failure>) -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            // What came from an argument or a file shall not move the cursor.
-            let plain: String = failure
-                .sentence
-                .chars()
-                .map(|c| if c.is_control() { '\u{FFFD}' } else { c })
-                .collect();
-            let _ = writeln!(io::stderr(), "quintet: {plain}");
+            let _ = writeln!(io::stderr(), "quintet: {failure}");
             failure.exit.into()
         }
     }
@@ -61,7 +55,7 @@ impl Failure {
     pub fn usage(sentence: impl Into<String>) -> Self {
         Self {
             exit: Exit::Usage,
-            sentence: sentence.into(),
+            sentence: one_line(sentence.into()),
         }
     }
 
@@ -69,7 +63,7 @@ impl Failure {
     pub fn data(sentence: impl Into<String>) -> Self {
         Self {
             exit: Exit::Data,
-            sentence: sentence.into(),
+            sentence: one_line(sentence.into()),
         }
     }
 
@@ -77,7 +71,7 @@ impl Failure {
     pub fn mismatch(sentence: impl Into<String>) -> Self {
         Self {
             exit: Exit::Mismatch,
-            sentence: sentence.into(),
+            sentence: one_line(sentence.into()),
         }
     }
 
@@ -85,7 +79,7 @@ impl Failure {
     pub fn aborted(sentence: impl Into<String>) -> Self {
         Self {
             exit: Exit::Aborted,
-            sentence: sentence.into(),
+            sentence: one_line(sentence.into()),
         }
     }
 
@@ -93,6 +87,14 @@ impl Failure {
     pub fn file(verb: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         Self::data(format!("cannot {verb} {}: {error}", path.display()))
     }
+}
+
+/// What came from an argument or a file shall neither break the line nor move the cursor.
+fn one_line(sentence: String) -> String {
+    if sentence.contains(char::is_control) {
+        return sentence.replace(char::is_control, "\u{FFFD}");
+    }
+    sentence
 }
 
 impl fmt::Display for Failure {

@@ -401,9 +401,10 @@ fn a_saved_job_runs_again_and_flags_win() {
     );
     assert_eq!((other.optimizer, other.batch), (job.optimizer, job.batch));
     assert_eq!(
-        verify(&format!("verify --config {path} --steps 2")),
+        verify(&format!("verify --config {path} --steps 2 --dtype f64")),
         Job {
             steps: 2,
+            dtype: Dtype::F64,
             ..job.clone()
         }
     );
