@@ -240,6 +240,9 @@ impl Samples {
     /// Does the prediction made at `position` of a sample count?
     #[must_use]
     pub fn counts(&self, step: u64, index: u64, position: usize) -> bool {
+        if self.mask.samples <= 0.0 && self.mask.tokens <= 0.0 {
+            return true;
+        }
         let whole = Stream::new(self.seed, "data.mask.sample").uniform(key(step, index));
         let stream = Stream::new(self.seed, &format!("data.mask.token.{step}"));
         whole >= self.mask.samples
