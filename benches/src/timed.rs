@@ -32,6 +32,10 @@ impl Backend for Timed {
         line("device: zeros", || self.0.zeros(tag, len))
     }
 
+    fn alloc<T: Data>(&self, tag: Tag, len: usize) -> Result<CpuBuf<T>, Error> {
+        line("device: alloc", || self.0.alloc(tag, len))
+    }
+
     fn upload<T: Data>(&self, tag: Tag, host: &[T]) -> Result<CpuBuf<T>, Error> {
         line("device: upload", || self.0.upload(tag, host))
     }

@@ -132,6 +132,15 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// [`Error::Memory`] where the device has not that much left.
     fn zeros<T: Data>(&self, tag: Tag, len: usize) -> Result<Self::Buf<T>, Error>;
 
+    /// Allocates `len` elements whose values are anything, for an output that is overwritten from
+    /// end to end before it is read.
+    ///
+    /// # Errors
+    /// As [`Backend::zeros`].
+    fn alloc<T: Data>(&self, tag: Tag, len: usize) -> Result<Self::Buf<T>, Error> {
+        self.zeros(tag, len)
+    }
+
     /// Allocates and fills from the host.
     ///
     /// # Errors

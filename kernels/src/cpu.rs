@@ -16,6 +16,8 @@
 mod event;
 #[cfg(feature = "std")]
 mod pool;
+#[cfg(feature = "std")]
+mod recycle;
 mod scratch;
 mod wide;
 
@@ -37,9 +39,17 @@ pub struct Cpu(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    meter: Meter,
+    memory: Arc<Memory>,
     #[cfg(feature = "std")]
     pool: pool::Pool,
+}
+
+/// What buffers share with their device, and may outlive it with.
+#[derive(Debug, Default)]
+struct Memory {
+    meter: Meter,
+    #[cfg(feature = "std")]
+    recycler: recycle::Recycler,
 }
 
 impl Cpu {
@@ -51,7 +61,7 @@ impl Cpu {
         #[cfg(not(feature = "std"))]
         let _ = threads;
         Self(Arc::new(Inner {
-            meter: Meter::default(),
+            memory: Arc::default(),
             #[cfg(feature = "std")]
             pool: pool::Pool::new(threads.saturating_sub(1)),
         }))
@@ -121,21 +131,24 @@ impl Default for Cpu {
     }
 }
 
-/// Host memory, counted under its tag until dropped.
+/// Host memory, counted under its tag until dropped; the device may then use it again.
 #[derive(Debug)]
 pub struct CpuBuf<T: Data> {
     data: Vec<T>,
     tag: Tag,
-    meter: Meter,
+    memory: Arc<Memory>,
 }
 
 impl<T: Data> CpuBuf<T> {
-    fn new(data: Vec<T>, tag: Tag, meter: &Meter) -> Self {
-        meter.add(tag, size_of_val(data.as_slice()));
+    fn new(data: Vec<T>, tag: Tag, memory: &Arc<Memory>) -> Self {
+        let bytes = size_of_val(data.as_slice());
+        memory.meter.add(tag, bytes);
+        #[cfg(feature = "std")]
+        memory.recycler.used(bytes);
         Self {
             data,
             tag,
-            meter: meter.clone(),
+            memory: memory.clone(),
         }
     }
 
@@ -148,7 +161,10 @@ impl<T: Data> CpuBuf<T> {
 
 impl<T: Data> Drop for CpuBuf<T> {
     fn drop(&mut self) {
-        self.meter.sub(self.tag, size_of_val(self.data.as_slice()));
+        let bytes = size_of_val(self.data.as_slice());
+        self.memory.meter.sub(self.tag, bytes);
+        #[cfg(feature = "std")]
+        self.memory.recycler.give(core::mem::take(&mut self.data));
     }
 }
 
@@ -206,7 +222,19 @@ impl Backend for Cpu {
         data.try_reserve_exact(len)
             .map_err(|_| no_memory::<T>(tag, len))?;
         data.resize(len, T::zeroed());
-        Ok(CpuBuf::new(data, tag, &self.0.meter))
+        Ok(CpuBuf::new(data, tag, &self.0.memory))
+    }
+
+    fn alloc<T: Data>(&self, tag: Tag, len: usize) -> Result<CpuBuf<T>, Error> {
+        #[cfg(feature = "std")]
+        if let Some(mut data) = self.0.memory.recycler.take::<T>(len) {
+            if cfg!(debug_assertions) {
+                // NaN in every float: whoever reads what nobody wrote shall see it.
+                bytemuck::cast_slice_mut::<T, u8>(&mut data).fill(0xFF);
+            }
+            return Ok(CpuBuf::new(data, tag, &self.0.memory));
+        }
+        self.zeros(tag, len)
     }
 
     fn upload<T: Data>(&self, tag: Tag, host: &[T]) -> Result<CpuBuf<T>, Error> {
@@ -214,7 +242,7 @@ impl Backend for Cpu {
         data.try_reserve_exact(host.len())
             .map_err(|_| no_memory::<T>(tag, host.len()))?;
         data.extend_from_slice(host);
-        Ok(CpuBuf::new(data, tag, &self.0.meter))
+        Ok(CpuBuf::new(data, tag, &self.0.memory))
     }
 
     fn download<T: Data>(&self, src: &[T], host: &mut [T]) -> Result<(), Error> {
@@ -274,6 +302,6 @@ impl Backend for Cpu {
     }
 
     fn meter(&self) -> &Meter {
-        &self.0.meter
+        &self.0.memory.meter
     }
 }

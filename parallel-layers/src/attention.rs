@@ -186,8 +186,8 @@ impl SelfAttention {
         self.turn(ctx.device, batch, heads, (&mut q, &mut k), false)?;
         let mut o = ctx
             .device
-            .zeros(Tag::Activation, t * heads.0 * self.head_dim)?;
-        let mut lse = ctx.device.zeros(Tag::Activation, t * heads.0)?;
+            .alloc(Tag::Activation, t * heads.0 * self.head_dim)?;
+        let mut lse = ctx.device.alloc(Tag::Activation, t * heads.0)?;
         let pos = B::whole(&batch.pos_t);
         ctx.device.attention::<E>(
             &self.spec(batch, heads),
@@ -219,12 +219,12 @@ impl SelfAttention {
         let back = self.o.backward_input(ctx, t, wo, dy_td)?;
         let RowBackward { dy_whole, dx: d_o } = back;
         let spec = self.spec(batch, heads);
-        let mut delta = dev.zeros(Tag::Scratch, t * heads.0)?;
+        let mut delta = dev.alloc(Tag::Scratch, t * heads.0)?;
         let (d_o_all, o_all) = (B::whole(&d_o), B::whole(&o));
         dev.attention_delta::<E>(&spec, d_o_all, o_all, B::whole_mut(&mut delta))?;
-        let mut dq = dev.zeros(Tag::Activation, B::len(B::whole(&q)))?;
-        let mut dk = dev.zeros(Tag::Activation, B::len(B::whole(&k)))?;
-        let mut dv = dev.zeros(Tag::Activation, B::len(B::whole(&v)))?;
+        let mut dq = dev.alloc(Tag::Activation, B::len(B::whole(&q)))?;
+        let mut dk = dev.alloc(Tag::Activation, B::len(B::whole(&k)))?;
+        let mut dv = dev.alloc(Tag::Activation, B::len(B::whole(&v)))?;
         dev.attention_backward::<E>(
             &spec,
             (B::whole(&q), B::whole(&k), B::whole(&v)),
@@ -239,7 +239,7 @@ impl SelfAttention {
         )?;
         drop((q, k, v, lse, delta, d_o));
         self.turn(dev, batch, heads, (&mut dq, &mut dk), true)?;
-        let mut dx = dev.zeros(Tag::Activation, t * self.hidden)?;
+        let mut dx = dev.alloc(Tag::Activation, t * self.hidden)?;
         for (i, (layer, w, dy)) in [(&self.q, wq, &dq), (&self.k, wk, &dk), (&self.v, wv, &dv)]
             .into_iter()
             .enumerate()

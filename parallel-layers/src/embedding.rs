@@ -93,7 +93,7 @@ impl VocabParallelEmbedding {
         let &[table] = views(NAME, params)?;
         let t = batch.tokens();
         let spec = self.spec(t, ctx.tp.world(), ctx.tp.rank());
-        let mut x = ctx.device.zeros(Tag::Activation, t * self.hidden)?;
+        let mut x = ctx.device.alloc(Tag::Activation, t * self.hidden)?;
         let ids = B::whole(&batch.ids_t);
         ctx.device
             .embedding::<E>(&spec, ids, table, B::whole_mut(&mut x))?;

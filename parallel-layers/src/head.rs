@@ -148,7 +148,7 @@ impl Head {
             loss,
         } = saved.take_forward(NAME)?;
         let dlogits = self.loss.backward(ctx, batch, loss)?;
-        let mut dn = dev.zeros(Tag::Activation, t * self.hidden)?;
+        let mut dn = dev.alloc(Tag::Activation, t * self.hidden)?;
         let (dy, dx) = (B::whole(&dlogits), B::whole_mut(&mut dn));
         self.linear.backward_input(ctx, t, w, dy, dx, false)?;
         let dn = apply(ctx, self.region.enter().backward()?, dn, t, self.hidden)?;

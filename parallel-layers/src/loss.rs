@@ -59,9 +59,9 @@ impl VocabParallelCrossEntropy {
         let (dev, t, world) = (ctx.device, batch.tokens(), ctx.tp.world());
         let spec = self.spec(t, world, ctx.tp.rank());
         let (logits, labels) = (B::whole(&logits_tv), B::whole(&batch.labels_t));
-        let mut max_t = dev.zeros(Tag::Activation, t)?;
-        let mut stats_2t = dev.zeros(Tag::Activation, 2 * t)?;
-        let mut loss_t = dev.zeros(Tag::Activation, t)?;
+        let mut max_t = dev.alloc(Tag::Activation, t)?;
+        let mut stats_2t = dev.alloc(Tag::Activation, 2 * t)?;
+        let mut loss_t = dev.alloc(Tag::Activation, t)?;
         dev.logit_max::<E>(&spec, logits, B::whole_mut(&mut max_t))?;
         if world > 1 {
             ctx.tp
@@ -96,7 +96,7 @@ impl VocabParallelCrossEntropy {
         let spec = self.spec(batch.tokens(), ctx.tp.world(), ctx.tp.rank());
         let mut dlogits = ctx
             .device
-            .zeros(Tag::Activation, spec.tokens * spec.entries)?;
+            .alloc(Tag::Activation, spec.tokens * spec.entries)?;
         ctx.device.logit_backward::<E>(
             &spec,
             B::whole(&saved.logits_tv),

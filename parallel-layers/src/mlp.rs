@@ -97,7 +97,7 @@ impl SwiGluMlp {
         let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
         let g = self.gate.forward(ctx, t, wg, None, B::whole(&x))?;
         let u = self.up.forward(ctx, t, wu, None, B::whole(&x))?;
-        let mut s = ctx.device.zeros(Tag::Activation, B::len(B::whole(&g)))?;
+        let mut s = ctx.device.alloc(Tag::Activation, B::len(B::whole(&g)))?;
         ctx.device
             .swiglu::<E>(B::whole(&g), B::whole(&u), B::whole_mut(&mut s))?;
         let y = self.down.forward(ctx, t, wd, None, B::whole(&s))?;
@@ -120,8 +120,8 @@ impl SwiGluMlp {
         let MlpForward { x, g, u, s } = saved;
         let RowBackward { dy_whole, dx: ds } = self.down.backward_input(ctx, t, wd, dy_td)?;
         let len = B::len(B::whole(&g));
-        let mut dg = dev.zeros(Tag::Activation, len)?;
-        let mut du = dev.zeros(Tag::Activation, len)?;
+        let mut dg = dev.alloc(Tag::Activation, len)?;
+        let mut du = dev.alloc(Tag::Activation, len)?;
         dev.swiglu_backward::<E>(
             B::whole(&g),
             B::whole(&u),
@@ -130,7 +130,7 @@ impl SwiGluMlp {
             B::whole_mut(&mut du),
         )?;
         drop((g, u, ds));
-        let mut dx = dev.zeros(Tag::Activation, t * self.hidden)?;
+        let mut dx = dev.alloc(Tag::Activation, t * self.hidden)?;
         let (dg_all, du_all) = (B::whole(&dg), B::whole(&du));
         self.gate
             .backward_input(ctx, t, wg, dg_all, B::whole_mut(&mut dx), false)?;

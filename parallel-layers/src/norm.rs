@@ -78,8 +78,8 @@ impl RmsNorm {
         w: B::Ref<'_, E>,
         x: B::Ref<'_, E>,
     ) -> Result<Normed<B::Buf<E>, B::Buf<E::Acc>>, Error> {
-        let mut y = device.zeros(Tag::Activation, rows * self.dim)?;
-        let mut rstd = device.zeros(Tag::Activation, rows)?;
+        let mut y = device.alloc(Tag::Activation, rows * self.dim)?;
+        let mut rstd = device.alloc(Tag::Activation, rows)?;
         let (y_all, rstd_all) = (B::whole_mut(&mut y), B::whole_mut(&mut rstd));
         device.rms_norm::<E>(&self.spec(rows), x, None, w, y_all, rstd_all)?;
         Ok(Normed { y, rstd })
@@ -97,9 +97,9 @@ impl RmsNorm {
         x: B::Ref<'_, E>,
         r: B::Ref<'_, E>,
     ) -> Result<(B::Buf<E>, Normed<B::Buf<E>, B::Buf<E::Acc>>), Error> {
-        let mut h = device.zeros(Tag::Activation, rows * self.dim)?;
-        let mut y = device.zeros(Tag::Activation, rows * self.dim)?;
-        let mut rstd = device.zeros(Tag::Activation, rows)?;
+        let mut h = device.alloc(Tag::Activation, rows * self.dim)?;
+        let mut y = device.alloc(Tag::Activation, rows * self.dim)?;
+        let mut rstd = device.alloc(Tag::Activation, rows)?;
         device.rms_norm::<E>(
             &self.spec(rows),
             x,
@@ -125,7 +125,7 @@ impl RmsNorm {
         dy: B::Ref<'_, E>,
         dresidual: Option<B::Ref<'_, E>>,
     ) -> Result<B::Buf<E>, Error> {
-        let mut dh = device.zeros(Tag::Activation, rows * self.dim)?;
+        let mut dh = device.alloc(Tag::Activation, rows * self.dim)?;
         let dh_all = B::whole_mut(&mut dh);
         let spec = self.spec(rows);
         device.rms_norm_backward_input::<E>(&spec, h, w, rstd, dy, dresidual, dh_all)?;

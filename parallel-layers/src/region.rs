@@ -141,7 +141,10 @@ pub fn apply_to<B: Backend, C: Collectives<B>, T: Wire>(
         return Ok(None);
     }
     let to = if mv.to().is_shard() { mine } else { whole };
-    let mut y = ctx.device.zeros(Tag::Activation, to)?;
+    let mut y = match kind {
+        MoveKind::PadZeros | MoveKind::KeepFirst => ctx.device.zeros(Tag::Activation, to)?,
+        _ => ctx.device.alloc(Tag::Activation, to)?,
+    };
     fill(ctx, kind, x, &counts, B::whole_mut(&mut y))?;
     Ok(Some(y))
 }

@@ -123,7 +123,7 @@ impl ColumnParallelLinear {
         x: B::Ref<'_, E>,
     ) -> Result<B::Buf<E>, Error> {
         let here = self.here(ctx, rows);
-        let mut y = ctx.device.zeros(Tag::Activation, rows * here.outputs)?;
+        let mut y = ctx.device.alloc(Tag::Activation, rows * here.outputs)?;
         here.forward(ctx.device, w, bias, x, B::whole_mut(&mut y))?;
         Ok(y)
     }

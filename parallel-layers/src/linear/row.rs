@@ -124,7 +124,7 @@ impl RowParallelLinear {
         x: B::Ref<'_, E>,
     ) -> Result<B::Buf<E>, Error> {
         let here = self.here(ctx, rows);
-        let mut y = ctx.device.zeros(Tag::Activation, rows * self.outputs)?;
+        let mut y = ctx.device.alloc(Tag::Activation, rows * self.outputs)?;
         here.forward(ctx.device, w, None, x, B::whole_mut(&mut y))?;
         let mut y = apply(ctx, self.region.leave(), y, rows, self.outputs)?;
         if let Some(bias) = bias {
@@ -148,7 +148,7 @@ impl RowParallelLinear {
         let back = self.region.leave().backward()?;
         let dy_whole = apply_to(ctx, back, B::whole(dy), rows, self.outputs)?;
         let here = self.here(ctx, rows);
-        let mut dx = ctx.device.zeros(Tag::Activation, rows * here.inputs)?;
+        let mut dx = ctx.device.alloc(Tag::Activation, rows * here.inputs)?;
         let dy = B::whole(dy_whole.as_ref().unwrap_or(dy));
         here.backward_input(ctx.device, w, dy, B::whole_mut(&mut dx), false)?;
         Ok(RowBackward { dy_whole, dx })

@@ -269,7 +269,7 @@ impl<B: Backend, C: Collectives<B>, E: Wire> Stage<B, C, E> {
         mb: usize,
         chunk: usize,
     ) -> Result<B::Buf<E>, Failure<W::Error>> {
-        let buf = self.backend.zeros(Tag::Activation, self.boundary);
+        let buf = self.backend.alloc(Tag::Activation, self.boundary);
         let buf = buf.map_err(|error| Failure::Worker(error.into()))?;
         let pending = self.group.start_recv(from, tag(direction, mb, chunk), buf);
         pending
