@@ -5,9 +5,9 @@
 //!  worker   looks, yields, parks ... sees epoch -- enters if open -- takes parts -- leaves
 //! ```
 //!
-//! A product of 256^3 takes some 0.2 ms and a training step makes hundreds of them, so spawning
-//! (`std::thread::scope`, 20 to 50 us each time) would cost a tenth; a worker that looks is there
-//! in under a microsecond. The caller waits only for workers that have entered: one that the
+//! A product of 256^3 is short and a training step makes hundreds of them, so spawning
+//! (`std::thread::scope`) each time would cost far more than handing over; a worker that looks is there
+//! almost at once. The caller waits only for workers that have entered: one that the
 //! system has not yet woken (a busy machine) costs nothing but its help.
 #![allow(unsafe_code)]
 
