@@ -31,7 +31,7 @@ pub fn grad_norm<B: Optimizer, C: Collectives<B>, E: Scalar>(
     let mut sum = device.zeros::<f64>(Tag::Scratch, 1)?;
     for sync in syncs {
         for (part, range) in joined(&sync.layout().counted()) {
-            let grad = B::slice(sync.part(part)?, range);
+            let grad = sync.part(part)?.cut(range)?;
             device.add_squares::<E::Acc>(grad, B::whole_mut(&mut sum))?;
         }
     }
@@ -114,10 +114,8 @@ fn first_bad<B: Backend, C: Collectives<B>, E: Scalar>(
     let layout: &FlatLayout = sync.layout();
     for piece in layout.counted() {
         let mut host = alloc::vec![<E::Acc as Real>::ZERO; piece.range.len()];
-        device.download(
-            B::slice(sync.part(piece.part)?, piece.range.clone()),
-            &mut host,
-        )?;
+        let grad = sync.part(piece.part)?.cut(piece.range.clone())?;
+        device.download(grad, &mut host)?;
         let Some(at) = host.iter().position(|x| !Real::is_finite(*x)) else {
             continue;
         };
