@@ -43,7 +43,7 @@ pub mod stage;
 pub mod timeline;
 
 pub use error::Error;
-pub use schedule::Schedule;
+pub use schedule::{Reduction, Schedule};
 pub use stage::{Moment, Stage, Work};
 pub use timeline::{Durations, Span, StageTime, Timeline, simulate};
 

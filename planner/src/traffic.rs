@@ -7,21 +7,28 @@
 //! |-------|------|-----------|
 //! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
 //! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
-//! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once |
+//! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once; ZeRO-2, 3: M |
 //! | pp    | T h (T h / tp under sequence parallel) to each neighbour | M each way |
 //! | tie   | all-reduce of the tied table's gradient | once, first and last stage |
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
+//! | dp    | ZeRO-2, 3: reduce-scatter of gradients; of a table tied over stages once | M |
+//! | dp    | ZeRO-2: all-gather of parameters, once; ZeRO-3: in forward and in backward | 2 M |
+//! | dp    | hybrid sharding: the same within its groups, and all-reduce of the chunk across | once |
 //! | dp    | all-reduce of the token count | once |
 //! | world | all-reduce of the squared norm, of the loss | once each |
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::{chunk_len, chunk_lens};
 use quintet_collectives::plan::{CollectiveShape, bytes_sent};
-use quintet_collectives::{Axis, DType, DeviceMesh, Order};
+use quintet_collectives::{Axis, DType, DeviceMesh, Factor, Order};
+use quintet_zero::{Partition, WholeGrads, ZeroStage};
 
+use crate::memory::walk;
 use crate::model::{StageLayer, flat_layout, mesh, stage_layers};
 use crate::{Batch, Error, Layout, ModelConfig};
 
@@ -53,7 +60,7 @@ pub fn step(
             let mut sum = Sum::new(&mesh, layout, rank);
             for chunk in 0..layout.chunks() {
                 sum.layers(model, batch, types, chunk)?;
-                sum.gradients(model, types, chunk)?;
+                sum.gradients(model, batch, types, chunk)?;
             }
             sum.boundaries(model, batch, types)?;
             sum.scalars()?;
@@ -199,12 +206,17 @@ impl<'a> Sum<'a> {
     fn gradients(
         &mut self,
         model: &ModelConfig,
+        batch: &Batch,
         types: WireTypes,
         chunk: usize,
     ) -> Result<(), Error> {
         let (acc, storage) = (types.accumulation, types.storage);
+        let mbs = batch.microbatches() / self.layout.dp;
         let flat = flat_layout(model, self.layout, self.mesh, self.rank, chunk, acc.bytes())?;
-        for part in flat.parts() {
+        let stage = ZeroStage::from_number(self.layout.zero_stage)?;
+        let partition = Partition::new(Arc::new(flat), stage);
+        let (sums, gathers) = (WholeGrads::new(&partition), gathers(&partition, mbs)?);
+        for (index, part) in partition.layout().parts().iter().enumerate() {
             if part.len == 0 {
                 continue;
             }
@@ -212,30 +224,36 @@ impl<'a> Sum<'a> {
             if let Some(place) = part.stages.iter().position(|&s| s == self.stage()) {
                 self.add("tie", (place, part.stages.len()), &all_reduce, acc, 1)?;
             }
-            if !part.extra.is_empty() {
-                let ranks = self.mesh.group(self.rank, &part.extra);
-                let place = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
-                self.add("tp", (place, ranks.len()), &all_reduce, acc, 1)?;
-            }
+            // What is added to in place, and what is tied over stages, is complete at the end.
+            let tied = partition.layout().tied().contains(&index);
+            let times = if sums.in_place(index) || tied { 1 } else { mbs };
+            let extra = self.among(&part.extra);
+            self.add("tp", extra, &all_reduce, acc, times)?;
             let place = (part.place, part.places);
-            if self.layout.zero_stage == 0 {
-                self.add("dp", place, &all_reduce, acc, 1)?;
+            let counts = part.counts();
+            if partition.scatters() {
+                let counts = counts.clone();
+                let scatter = CollectiveShape::ReduceScatter { counts };
+                self.add("dp", place, &scatter, acc, times)?;
             } else {
-                let counts = part.counts();
-                let scatter = CollectiveShape::ReduceScatter {
-                    counts: counts.clone(),
-                };
-                self.add("dp", place, &scatter, acc, 1)?;
-                self.add(
-                    "dp",
-                    place,
-                    &CollectiveShape::AllGather { counts },
-                    storage,
-                    1,
-                )?;
+                self.add("dp", place, &all_reduce, acc, 1)?;
+            }
+            let gather = CollectiveShape::AllGather { counts };
+            self.add("dp", place, &gather, storage, gathers[index])?;
+            let len = partition.state(index).len();
+            let across = self.among(&part.across);
+            if len > 0 {
+                self.add("dp", across, &CollectiveShape::AllReduce { len }, acc, 1)?;
             }
         }
         Ok(())
+    }
+
+    /// This rank's place among those that differ on these factors, and their number.
+    fn among(&self, factors: &[Factor]) -> (usize, usize) {
+        let ranks = self.mesh.group(self.rank, factors);
+        let place = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
+        (place, ranks.len())
     }
 
     /// The token count, the squared norm with its alarm, and the loss.
@@ -260,6 +278,20 @@ impl<'a> Sum<'a> {
         }
         Ok(())
     }
+}
+
+/// How often each part's parameters are gathered in a step.
+fn gathers(partition: &Partition, microbatches: usize) -> Result<Vec<usize>, Error> {
+    let mut times = vec![usize::from(partition.scatters()); partition.layout().parts().len()];
+    for (part, times) in times.iter_mut().enumerate() {
+        if partition.gathers(part) {
+            *times = 0;
+        }
+    }
+    for forward in [true, false] {
+        walk(partition, forward, |part| times[part] += microbatches)?;
+    }
+    Ok(times)
 }
 
 /// Lengths of the all-reduces over all ranks at the end of a step: the squared norm, then

@@ -1,14 +1,15 @@
 //! What is known of a run before its first message.
 
-use quintet_parallel_layers::pipeline::{Durations, Schedule, StageTime, simulate};
-use quintet_planner::model::{flat_layout, mesh, segments};
+use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+use quintet_planner::memory::fullest;
+use quintet_planner::model::{flat_layout, mesh, schedule};
 use quintet_planner::traffic::total;
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
-use crate::job::{DataSource, Dtype, Job, OptimizerKind};
+use crate::job::{DataSource, Dtype, Job};
 use crate::report::{Forecast, human};
-use crate::verify::predicted_ranks;
+use crate::verify::{predicted_memory, predicted_ranks};
 
 /// The job's text.
 ///
@@ -47,10 +48,6 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         Dtype::F64 => 8,
         Dtype::F32 => 4,
     };
-    let moments = match job.optimizer.kind {
-        OptimizerKind::AdamW => 2,
-        OptimizerKind::Sgd => 0,
-    };
     let mut forecast = Forecast {
         data: format!(
             "{} ({})",
@@ -68,36 +65,16 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         forecast.unigram_entropy = Some(unigram_cross_entropy(train, held_out));
     }
     for rank in 0..mesh.world() {
-        let mut categories = [("parameters", 0), ("gradients", 0), ("optimizer", 0)];
         for chunk in 0..job.layout.chunks() {
             let flat = flat_layout(&job.model, &job.layout, &mesh, rank, chunk, width)?;
             let counted: usize = flat.counted().iter().map(|piece| piece.range.len()).sum();
             forecast.parameters += counted as u64;
-            let state: usize = match job.layout.zero_stage {
-                0 => flat.len(),
-                _ => flat
-                    .parts()
-                    .iter()
-                    .map(|part| part.chunk(part.place).len())
-                    .sum(),
-            };
-            for (category, len) in
-                categories
-                    .iter_mut()
-                    .zip([flat.len(), flat.len(), moments * state])
-            {
-                category.1 += len;
-            }
-        }
-        for (name, len) in categories {
-            let most = forecast.memory.entry(name.to_string()).or_default();
-            *most = (*most).max((len * width) as u64);
         }
     }
+    let most = fullest(&predicted_memory(job)?).into_iter();
+    forecast.memory = most.map(|(name, bytes)| (name, bytes.peak)).collect();
     if job.layout.pp > 1 {
-        let mbs = job.batch.microbatches() / job.layout.dp;
-        let segments = segments(&job.model, &job.layout, &mesh, width)?;
-        let schedule = Schedule::new(job.layout.schedule, job.layout.pp, mbs, &segments)?;
+        let schedule = schedule(&job.model, &job.layout, &job.batch, &mesh, width)?;
         let time = StageTime {
             forward: 1.0,
             backward_input: 1.0,

@@ -3,7 +3,8 @@
 //! ```text
 //! count      valid tokens of the whole batch                all-reduce over dp
 //! run        the schedule's actions: forward, backward, sends; a bucket whose last microbatch
-//!            is through starts its reduction while earlier layers still run backward
+//!            is through starts its reduction while earlier layers still run backward (ZeRO-2, 3:
+//!            after each microbatch); ZeRO-3 gathers parameters one segment ahead of their use
 //! finish     wait for the reductions
 //! norm       sum of squares, each logical element once      all-reduce over the world
 //! update     optimizer on what this rank owns, then parameters to where they are used
@@ -21,8 +22,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::data::{Sample, Samples};
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
+use crate::lending::Lending;
 use crate::microbatch::upload;
-use crate::model::{Device, StageSaved};
+use crate::model::{Device, Forward, StageSaved};
 use crate::rank::{Chunk, Rank};
 
 /// What the forward and backward passes of a step leave, equal on every rank.
@@ -67,7 +69,10 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
+            lending: lending(&self.chunks),
             chunks: &mut self.chunks,
+            actions: &actions,
+            at: 0,
             training: true,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
@@ -136,7 +141,10 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
+            lending: lending(&self.chunks),
             chunks: &mut self.chunks,
+            actions: &actions,
+            at: 0,
             training: false,
             microbatches,
             weight: 1.0,
@@ -175,6 +183,11 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     ctx: Ctx<'a, B, C>,
     groups: &'a Groups<C>,
     chunks: &'a mut [Chunk<B, C, E>],
+    /// By chunk.
+    lending: Vec<Lending<B, C, E>>,
+    actions: &'a [Action],
+    /// Actions that have begun.
+    at: usize,
     /// An evaluation saves nothing for backward.
     training: bool,
     microbatches: &'a [Vec<Sample>],
@@ -189,12 +202,16 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
 impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     type Error = Failure;
 
-    fn gather(&mut self, _chunk: usize) -> Result<(), Failure> {
-        Ok(())
+    fn gather(&mut self, chunk: usize) -> Result<(), Failure> {
+        let Some(first) = self.first_segment(chunk) else {
+            return Ok(());
+        };
+        let params = &mut self.chunks[chunk].params;
+        self.lending[chunk].begin(params, self.groups, first)
     }
 
-    fn release(&mut self, _chunk: usize) -> Result<(), Failure> {
-        Ok(())
+    fn release(&mut self, chunk: usize) -> Result<(), Failure> {
+        self.lending[chunk].end(&mut self.chunks[chunk].params)
     }
 
     fn forward(
@@ -204,8 +221,19 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
-        let Chunk { model, params, .. } = &self.chunks[chunk];
-        let done = model.forward(&self.ctx, params, batch, input)?;
+        let lending = &mut self.lending[chunk];
+        let Chunk {
+            model,
+            params,
+            segments,
+            ..
+        } = &mut self.chunks[chunk];
+        let mut done = Forward::begin(batch, input);
+        for (segment, run) in segments.iter().enumerate().rev() {
+            lending.enter(params, self.groups, segment, segment.checked_sub(1))?;
+            done = model.forward(&self.ctx, params, run.clone(), done)?;
+            lending.leave(params, segment)?;
+        }
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
         }
@@ -223,11 +251,19 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         dout: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
-        let chunk = &self.chunks[chunk];
-        let run = chunk.segments[segment].clone();
-        chunk
-            .model
-            .backward_input(&self.ctx, &chunk.params, saved, run, dout)
+        let lending = &mut self.lending[chunk];
+        let Chunk {
+            model,
+            params,
+            segments,
+            ..
+        } = &mut self.chunks[chunk];
+        let next = Some(segment + 1).filter(|&next| next < segments.len());
+        lending.enter(params, self.groups, segment, next)?;
+        let run = segments[segment].clone();
+        let din = model.backward_input(&self.ctx, params, saved, run, dout)?;
+        lending.leave(params, segment)?;
+        Ok(din)
     }
 
     fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Failure> {
@@ -251,6 +287,7 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
 
     fn on_action(&mut self, action: &Action, moment: Moment) {
         let now = thread_seconds();
+        self.at += usize::from(moment == Moment::Begin);
         if moment == Moment::End {
             let time = now - self.clock;
             match action {
@@ -265,6 +302,19 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
+    /// The segment that the pass which begins now uses first; none where it uses none.
+    fn first_segment(&self, of: usize) -> Option<usize> {
+        let rest = self.actions.get(self.at..).unwrap_or_default();
+        rest.iter().find_map(|action| match *action {
+            Action::Forward { chunk, .. } if chunk == of => {
+                Some(self.chunks[of].segments.len().checked_sub(1))
+            }
+            Action::BackwardInput { chunk, segment, .. } if chunk == of => Some(Some(segment)),
+            Action::Release { chunk } if chunk == of => Some(None),
+            _ => None,
+        })?
+    }
+
     /// The sum of the token losses, in f64 and token order.
     fn total(&self, loss_t: &B::Buf<E::Acc>) -> Result<f64, Failure> {
         let mut host = vec![E::Acc::from_f64(0.0); B::len(B::whole(loss_t))];
@@ -289,6 +339,13 @@ fn forward_only(
         )
     };
     Ok(all.actions(stage).into_iter().filter(forward).collect())
+}
+
+/// Nothing gathered yet of any chunk.
+fn lending<B: Device, C: Collectives<B>, E: Scalar>(
+    chunks: &[Chunk<B, C, E>],
+) -> Vec<Lending<B, C, E>> {
+    chunks.iter().map(|_| Lending::default()).collect()
 }
 
 fn unsaved() -> Failure {

@@ -15,8 +15,9 @@
 //! gather, receive, B.0, W.0, (reduce 0), B.1, send, W.1, (reduce 1), release
 //! ```
 //!
-//! where the reductions come in the chunk's last backward pass only, each as soon as its bucket
-//! is complete, so that it runs beside the backward of the segments after it. The gradient is
+//! where the reductions come in the chunk's last backward pass, or in every one where
+//! [`Reduction::EachMicrobatch`] asks for that; each as soon as its bucket is complete, so that it
+//! runs beside the backward of the segments after it. The gradient is
 //! sent before the last segment's weights: the neighbour waits for it and for nothing else.
 //! Microbatches keep their order in both directions, so that gradients are summed in the same
 //! order under every schedule.
@@ -39,6 +40,17 @@ pub struct Schedule {
     microbatches: usize,
     /// One number per chunk, counted along the model.
     segments: Vec<usize>,
+    reduction: Reduction,
+}
+
+/// How often the gradients of a bucket are reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Reduction {
+    /// In the chunk's last backward pass (ZeRO 0 and 1).
+    #[default]
+    Once,
+    /// In each backward pass, so that gradients need not be kept whole (ZeRO 2 and 3).
+    EachMicrobatch,
 }
 
 /// One pass of one microbatch through one chunk. Schedules that part the two halves of backward
@@ -78,7 +90,21 @@ impl Schedule {
             stages,
             microbatches,
             segments: segments.to_vec(),
+            reduction: Reduction::Once,
         })
+    }
+
+    /// The same order of passes, reducing gradients as often as `reduction` says;
+    /// [`Reduction::Once`] is what [`Schedule::new`] begins with.
+    #[must_use]
+    pub fn with_reduction(self, reduction: Reduction) -> Self {
+        Self { reduction, ..self }
+    }
+
+    /// How often gradients are reduced.
+    #[must_use]
+    pub fn reduction(&self) -> Reduction {
+        self.reduction
     }
 
     /// Which order it follows.
@@ -127,10 +153,11 @@ impl Schedule {
             match *pass {
                 Pass::Forward { mb, chunk } => self.forward(&mut actions, stage, mb, chunk),
                 Pass::Backward { mb, chunk } => {
-                    let last = !order[at + 1..]
+                    let later = order[at + 1..]
                         .iter()
                         .any(|p| matches!(p, Pass::Backward { chunk: c, .. } if *c == chunk));
-                    self.backward(&mut actions, stage, mb, chunk, last);
+                    let reduces = !later || self.reduction == Reduction::EachMicrobatch;
+                    self.backward(&mut actions, stage, mb, chunk, reduces);
                 }
             }
         }
@@ -192,7 +219,14 @@ impl Schedule {
         actions.push(Action::Release { chunk });
     }
 
-    fn backward(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize, last: bool) {
+    fn backward(
+        &self,
+        actions: &mut Actions,
+        stage: usize,
+        mb: usize,
+        chunk: usize,
+        reduces: bool,
+    ) {
         actions.push(Action::Gather { chunk });
         if let Some(from) = self.after(stage, chunk) {
             actions.push(Action::RecvBackward { mb, chunk, from });
@@ -205,7 +239,7 @@ impl Schedule {
                 actions.push(Action::SendBackward { mb, chunk, to });
             }
             actions.push(Action::BackwardWeight { mb, chunk, segment });
-            if last {
+            if reduces {
                 let bucket = segment;
                 actions.push(Action::ReduceGrads { chunk, bucket });
             }
@@ -253,6 +287,17 @@ mod tests {
              gather, F1 <- 0, F1, F1 -> 2, release, \
              gather, B0 <- 2, B0.0, W0.0, B0.1, B0 -> 0, W0.1, release, \
              gather, B1 <- 2, B1.0, W1.0, reduce 0, B1.1, B1 -> 0, W1.1, reduce 1, release"
+        );
+    }
+
+    #[test]
+    fn each_microbatch_is_reduced_where_that_is_asked_for() {
+        let schedule = Schedule::new(ScheduleKind::OneFOneB, 2, 2, &[2, 1]).unwrap();
+        assert_eq!(
+            text(&schedule.with_reduction(Reduction::EachMicrobatch), 0),
+            "gather, F0, F0 -> 1, release, gather, F1, F1 -> 1, release, \
+             gather, B0 <- 1, B0.0, W0.0, reduce 0, B0.1, W0.1, reduce 1, release, \
+             gather, B1 <- 1, B1.0, W1.0, reduce 0, B1.1, W1.1, reduce 1, release"
         );
     }
 

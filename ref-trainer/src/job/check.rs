@@ -32,6 +32,11 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("cp", l.cp, MOST_RANKS),
         ("ep", l.ep, MOST_RANKS),
         ("etp", l.etp, MOST_RANKS),
+        (
+            "hybrid-shard-size",
+            l.hybrid_shard_size.unwrap_or(1),
+            MOST_RANKS,
+        ),
         ("seq-length", b.seq, MOST),
         ("micro-batch-size", b.micro_batch, MOST),
         ("global-batch-size", b.global_batch, MOST),

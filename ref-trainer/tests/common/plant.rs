@@ -54,6 +54,7 @@ fn rebuild(
             bucket_bytes: rank.job.layout.bucket_bytes,
             element_bytes: size_of::<f64>(),
             tied,
+            shard_within: rank.job.layout.hybrid_shard_size,
         };
         let flat = FlatLayout::build(&specs, &rank.mesh, rank.rank, &spec)?;
         flats.push(Arc::new(flat));
@@ -63,11 +64,12 @@ fn rebuild(
     let world = rank.groups.world.subgroup(&everyone, "planted")?;
     let (groups, _) = Groups::new(world, &rank.mesh, &by_ref(&flats), order)?;
     rank.groups = groups;
+    let stage = ZeroStage::from_number(rank.job.layout.zero_stage)?;
     for (chunk, flat) in rank.chunks.iter_mut().zip(&flats) {
-        chunk.params = ParamStore::zeros(&rank.device, flat)?;
+        let partition = Partition::new(flat.clone(), stage);
+        chunk.params = ParamStore::zeros(&rank.device, &partition)?;
     }
     set(rank, |_, _, was| was)?;
-    let stage = ZeroStage::from_number(rank.job.layout.zero_stage)?;
     stages(rank, stage, stage)
 }
 
@@ -79,7 +81,7 @@ pub fn stages(
 ) -> Result<(), Failure> {
     for chunk in &mut rank.chunks {
         let of = |stage| Partition::new(chunk.params.layout().clone(), stage);
-        let (gradients, optimizer) = (of(gradients)?, of(optimizer)?);
+        let (gradients, optimizer) = (of(gradients), of(optimizer));
         chunk.grads = GradSync::new(&rank.device, &gradients, &rank.groups)?;
         let rule = rule(rank.job);
         chunk.optimizer = ShardedOptimizer::new(&rank.device, &optimizer, rule, &chunk.params)?;

@@ -1,0 +1,166 @@
+//! What a training step holds in memory: parameters, gradients and optimizer state of each rank,
+//! worked out from the ledger, the schedule and the ZeRO stage before anything is allocated.
+//!
+//! ```text
+//!               at rest                                  at the highest, beside that
+//! parameters    whole; ZeRO-3: chunks                    ZeRO-3: the bucket in use and the next
+//! gradients     whole; ZeRO-2, 3: chunks                 ZeRO-2, 3: the bucket being filled, those
+//!                                                        under way, and tables tied over stages
+//! optimizer     whole; ZeRO-1 to 3: chunks               nothing
+//! ```
+//!
+//! The figures equal what a device's meter counts under the tags of the same names, to the byte:
+//! `quintet verify` compares them in every run.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use quintet_collectives::{Axis, DeviceMesh};
+use quintet_parallel_layers::pipeline::Action;
+use quintet_zero::{Partition, WholeGrads, WholeParams, ZeroStage};
+
+use crate::model::{flat_layout, mesh, schedule};
+use crate::traffic::WireTypes;
+use crate::{Batch, Error, Layout, ModelConfig};
+
+/// Bytes of one category on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bytes {
+    /// Between steps.
+    pub at_rest: u64,
+    /// The most during a step.
+    pub peak: u64,
+}
+
+/// Bytes by category, named as the tags of allocations are.
+pub type Memory = BTreeMap<String, Bytes>;
+
+/// What every rank holds in a training step, in rank order; `moments` numbers of the accumulation
+/// type are kept for each parameter by the optimizer (two by AdamW), and a master weight where
+/// storage is narrower than that type.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn step(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+    moments: usize,
+) -> Result<Vec<Memory>, Error> {
+    let mesh = mesh(layout)?;
+    let acc = types.accumulation.bytes();
+    let schedule = schedule(model, layout, batch, &mesh, acc)?;
+    let state = moments + usize::from(types.storage != types.accumulation);
+    let rank = |rank| {
+        let chunks = partitions(model, layout, &mesh, rank, acc)?;
+        let actions = schedule.actions(mesh.index(rank, Axis::Pp));
+        let of = |(at_rest, peak): (usize, usize), bytes: usize| Bytes {
+            at_rest: (at_rest * bytes) as u64,
+            peak: (peak * bytes) as u64,
+        };
+        let state_len: usize = chunks.iter().map(state_len).sum();
+        let memory = [
+            ("parameters", of(params(&chunks)?, types.storage.bytes())),
+            ("gradients", of(gradients(&chunks, &actions)?, acc)),
+            ("optimizer", of((state_len, state_len), state * acc)),
+        ];
+        let named = |(name, bytes): (&str, Bytes)| (String::from(name), bytes);
+        Ok(memory.into_iter().map(named).collect())
+    };
+    (0..mesh.world()).map(rank).collect()
+}
+
+/// The fullest rank of each category.
+#[must_use]
+pub fn fullest(ranks: &[Memory]) -> Memory {
+    let mut most = Memory::new();
+    for (category, bytes) in ranks.iter().flatten() {
+        let most = most.entry(category.clone()).or_default();
+        most.at_rest = most.at_rest.max(bytes.at_rest);
+        most.peak = most.peak.max(bytes.peak);
+    }
+    most
+}
+
+fn partitions(
+    model: &ModelConfig,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    rank: usize,
+    grad_bytes: usize,
+) -> Result<Vec<Partition>, Error> {
+    let stage = ZeroStage::from_number(layout.zero_stage)?;
+    let of = |chunk| {
+        let flat = flat_layout(model, layout, mesh, rank, chunk, grad_bytes)?;
+        Ok(Partition::new(Arc::new(flat), stage))
+    };
+    (0..layout.chunks()).map(of).collect()
+}
+
+fn state_len(chunk: &Partition) -> usize {
+    let parts = 0..chunk.layout().parts().len();
+    parts.map(|part| chunk.state(part).len()).sum()
+}
+
+/// Elements of parameters at rest and at the highest. Passes do not overlap, so that whole copies
+/// are those of one pass of one chunk.
+fn params(chunks: &[Partition]) -> Result<(usize, usize), Error> {
+    let (mut at_rest, mut most) = (0, 0);
+    for chunk in chunks {
+        at_rest += WholeParams::new(chunk).at_rest();
+        for forward in [true, false] {
+            most = most.max(walk(chunk, forward, |_| ())?);
+        }
+    }
+    Ok((at_rest, at_rest + most))
+}
+
+/// One pass through a chunk under ZeRO-3: each bucket is gathered while the one before is in use,
+/// and released after its use. Tells each part as it is gathered, and comes to the most elements
+/// that whole copies have.
+pub(crate) fn walk(
+    chunk: &Partition,
+    forward: bool,
+    mut gathered: impl FnMut(usize),
+) -> Result<usize, Error> {
+    let mut buckets: Vec<usize> = (0..chunk.layout().buckets().len()).collect();
+    if forward {
+        buckets.reverse();
+    }
+    let (mut whole, mut most) = (WholeParams::new(chunk), 0);
+    for (at, &bucket) in buckets.iter().enumerate() {
+        let ahead = buckets.get(at + 1).copied();
+        for wanted in (at == 0).then_some(bucket).into_iter().chain(ahead) {
+            whole.want(wanted)?.into_iter().for_each(&mut gathered);
+        }
+        most = most.max(whole.len());
+        whole.done(bucket)?;
+    }
+    Ok(most)
+}
+
+/// Elements of gradients at rest and at the highest, as the stage's actions fill and reduce them.
+fn gradients(chunks: &[Partition], actions: &[Action]) -> Result<(usize, usize), Error> {
+    let mut whole: Vec<WholeGrads> = chunks.iter().map(WholeGrads::new).collect();
+    let at_rest: usize = whole.iter().map(WholeGrads::at_rest).sum();
+    let mut most = 0;
+    for action in actions {
+        match *action {
+            Action::BackwardWeight { chunk, segment, .. } => {
+                let layers = chunks[chunk].layout().buckets()[segment].layers.clone();
+                for layer in layers.rev() {
+                    whole[chunk].fill(layer)?;
+                }
+                most = most.max(whole.iter().map(WholeGrads::len).sum());
+            }
+            Action::ReduceGrads { chunk, bucket } => {
+                whole[chunk].reduce(bucket)?;
+            }
+            _ => {}
+        }
+    }
+    Ok((at_rest, at_rest + most))
+}
