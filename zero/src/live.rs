@@ -5,8 +5,8 @@
 //! parameters   want(2) want(1) | layers of 2 | done(2) want(0) | layers of 1 | done(1) ...
 //!              gather  gather                 let go  gather
 //!
-//! gradients    fill(layer) | reduce(0) | fill(layer) | reduce(1) | ...  reduce(2): 0 must be over
-//!              make          0 moves     make          1 moves
+//! gradients    fill(layer) | reduce(0) | fill(layer) | reduce(1)               | ...
+//!              make          0 moves     make          0 must be over, 1 moves
 //! ```
 
 use alloc::collections::VecDeque;
@@ -15,9 +15,9 @@ use alloc::vec::Vec;
 
 use crate::{Error, Partition};
 
-/// Buckets whose reductions may be under way when the next one starts: one that is being summed
-/// and one behind it. The whole gradients of so many buckets live beside the one being filled.
-pub const IN_FLIGHT: usize = 2;
+/// Buckets whose reductions may be under way while the next is filled: it has as long as that takes.
+/// The whole gradients of so many buckets live beside the one being filled.
+pub const IN_FLIGHT: usize = 1;
 
 /// Whole copies of parameters that are at rest in chunks.
 #[derive(Debug, Clone)]

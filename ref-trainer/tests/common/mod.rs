@@ -40,7 +40,7 @@ pub struct Genes {
     pub layers: (usize, bool, usize),
     /// Sequence length, microbatch and microbatches of a replica, beyond the least.
     pub batch: (usize, usize, usize),
-    /// Sequence-parallel, ZeRO-1, tied, GPipe, any order, clipping, weight decay, two threads.
+    /// Sequence-parallel, hybrid sharding, tied, GPipe, any order, clipping, weight decay, two threads.
     pub flags: [bool; 8],
     /// AdamW instead of descent, with a lower learning rate, without.
     pub optimizer: (bool, bool),
@@ -48,6 +48,8 @@ pub struct Genes {
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// ZeRO stage, and the place of the hybrid one's shards among the divisors of dp.
+    pub zero: (u8, usize),
     /// Of weights, data and masks.
     pub seed: u64,
 }
@@ -134,10 +136,14 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         (weighted(0.3), weighted(0.4)),
         0..MASKS.len(),
         0..BUCKETS.len(),
+        (
+            prop_oneof![2 => Just(0_u8), 2 => Just(1), 3 => Just(2), 4 => Just(3)],
+            0..4_usize,
+        ),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, seed) = rest;
+        let (optimizer, mask, bucket, zero, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -149,6 +155,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            zero,
             seed,
         };
         genes.draw(dtype)
@@ -160,7 +167,7 @@ impl Genes {
         let (dp, tp, pp) = meshes()[self.mesh];
         let [
             sequence_parallel,
-            zero,
+            hybrid,
             tied,
             gpipe,
             any_order,
@@ -174,7 +181,8 @@ impl Genes {
             tp,
             pp,
             sequence_parallel,
-            zero_stage: u8::from(zero),
+            zero_stage: self.zero.0,
+            hybrid_shard_size: self.hybrid(dp).filter(|_| hybrid),
             schedule: if gpipe {
                 ScheduleKind::GPipe
             } else {
@@ -207,6 +215,13 @@ impl Genes {
             ..Job::verify()
         };
         Draw { job, mask }
+    }
+
+    /// Fewer replicas than all, that shard among themselves; none where nothing is sharded.
+    fn hybrid(&self, dp: usize) -> Option<usize> {
+        let (stage, pick) = self.zero;
+        let all: Vec<usize> = (1..dp).rev().filter(|h| dp.is_multiple_of(*h)).collect();
+        (stage > 0 && !all.is_empty()).then(|| all[pick % all.len()])
     }
 
     /// Layers of each stage, and whether that is another cut than the even one.
@@ -346,12 +361,13 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} sequence-parallel {} zero {} within {:?} {} stages {:?} bucket {} any order {} threads {}",
             l.dp,
             l.tp,
             l.pp,
             l.sequence_parallel,
             l.zero_stage,
+            l.hybrid_shard_size,
             l.schedule.name(),
             l.stage_layers,
             l.bucket_bytes,

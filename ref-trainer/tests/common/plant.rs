@@ -32,18 +32,27 @@ pub fn ledger(
     change: impl Fn(&mut ParamSpec),
 ) -> Result<(), Failure> {
     let tied = tied(&rank.job.model, &rank.job.layout);
-    rebuild(rank, change, &tied)
+    let within = rank.job.layout.hybrid_shard_size;
+    rebuild(rank, change, &tied, within)
 }
 
 /// Forgets which tables are tied over stages.
 pub fn untie(rank: &mut Recorded<'_, f64>) -> Result<(), Failure> {
-    rebuild(rank, |_| (), &[])
+    let within = rank.job.layout.hybrid_shard_size;
+    rebuild(rank, |_| (), &[], within)
+}
+
+/// Shards among other replicas than the job says.
+pub fn sharded_within(rank: &mut Recorded<'_, f64>, within: Option<usize>) -> Result<(), Failure> {
+    let tied = tied(&rank.job.model, &rank.job.layout);
+    rebuild(rank, |_| (), &tied, within)
 }
 
 fn rebuild(
     rank: &mut Recorded<'_, f64>,
     change: impl Fn(&mut ParamSpec),
     tied: &[quintet_zero::Tied],
+    within: Option<usize>,
 ) -> Result<(), Failure> {
     let mut flats = Vec::new();
     for chunk in &rank.chunks {
@@ -54,7 +63,7 @@ fn rebuild(
             bucket_bytes: rank.job.layout.bucket_bytes,
             element_bytes: size_of::<f64>(),
             tied,
-            shard_within: rank.job.layout.hybrid_shard_size,
+            shard_within: within,
         };
         let flat = FlatLayout::build(&specs, &rank.mesh, rank.rank, &spec)?;
         flats.push(Arc::new(flat));
