@@ -89,14 +89,32 @@ impl Layout {
         self.dp * self.tp * self.pp * self.cp
     }
 
-    /// Decoder blocks `first..end` of stage `stage`.
+    /// Chunks (virtual stages) that each pipeline rank holds.
     #[must_use]
-    pub fn blocks(&self, layers: usize, stage: usize) -> core::ops::Range<usize> {
+    pub fn chunks(&self) -> usize {
+        self.schedule.chunks()
+    }
+
+    /// Chunks of all stages.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.pp * self.chunks()
+    }
+
+    /// Where a stage's chunk lies along the model.
+    #[must_use]
+    pub fn place(&self, stage: usize, chunk: usize) -> usize {
+        chunk * self.pp + stage
+    }
+
+    /// Decoder blocks `first..end` of the chunk that lies at `place` along the model.
+    #[must_use]
+    pub fn blocks(&self, layers: usize, place: usize) -> core::ops::Range<usize> {
         match &self.stage_layers {
-            None => quintet_collectives::chunk::chunk(layers, self.pp, stage),
+            None => quintet_collectives::chunk::chunk(layers, self.places(), place),
             Some(counts) => {
-                let first = counts.iter().take(stage).sum();
-                first..first + counts.get(stage).copied().unwrap_or(0)
+                let first = counts.iter().take(place).sum();
+                first..first + counts.get(place).copied().unwrap_or(0)
             }
         }
     }
