@@ -12,7 +12,9 @@ use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
 use quintet_parallel_layers::pipeline::{Reduction, Schedule};
-use quintet_parallel_layers::{Block, BlockSpec, Head, HeadSpec, VocabParallelEmbedding};
+use quintet_parallel_layers::{
+    Block, BlockSpec, Head, HeadSpec, Positions, VocabParallelEmbedding,
+};
 use quintet_zero::{FlatLayout, Keep, LayoutSpec, Tied, ZeroStage};
 
 use crate::{Batch, Error, Layout, ModelConfig};
@@ -86,16 +88,21 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        architecture: model.architecture,
     };
     let (place, mut layers) = (layout.place(stage, chunk), Vec::new());
     if place == 0 {
-        layers.push(StageLayer::Embed(VocabParallelEmbedding::new(
+        let mut embedding = VocabParallelEmbedding::new(
             mesh,
             model.vocab,
             model.hidden,
             model.tied,
             sequence_parallel,
-        )?));
+        )?;
+        if let Positions::Learned(rows) = model.architecture.positions {
+            embedding = embedding.with_positions(rows);
+        }
+        layers.push(StageLayer::Embed(embedding));
     }
     for index in layout.blocks(model.layers, place) {
         layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
@@ -104,6 +111,7 @@ pub fn stage_layers(
         let spec = HeadSpec {
             vocab: model.vocab,
             hidden: model.hidden,
+            norm: model.architecture.norm,
             eps: model.norm_eps,
             tied: model.tied,
             sequence_parallel,
