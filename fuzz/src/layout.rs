@@ -31,6 +31,10 @@ pub fn layout(data: &[u8]) {
         stage_layers: explicit.then(|| (0..pp).map(|_| bytes.below(4)).collect()),
         zero_stage: bytes.byte() % 4,
         sequence_parallel: bytes.below(2) == 1,
+        hybrid_shard_size: match bytes.below(4) {
+            0 => Some(bytes.below(6)),
+            _ => None,
+        },
         ..Layout::single()
     };
     let batch = Batch {
