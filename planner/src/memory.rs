@@ -164,3 +164,75 @@ fn gradients(chunks: &[Partition], actions: &[Action]) -> Result<(usize, usize),
     }
     Ok((at_rest, at_rest + most))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintet_collectives::DType;
+    use quintet_parallel_layers::Architecture;
+
+    fn held(layout: &Layout) -> Vec<Memory> {
+        let model = ModelConfig {
+            vocab: 11,
+            hidden: 6,
+            layers: 5,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 4,
+            ffn: 7,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            tied: false,
+            architecture: Architecture::LLAMA,
+        };
+        let batch = Batch {
+            seq: 4,
+            micro_batch: 1,
+            global_batch: 24,
+        };
+        let types = WireTypes {
+            storage: DType::Bf16,
+            accumulation: DType::F32,
+        };
+        step(&model, layout, &batch, types, 2).unwrap()
+    }
+
+    fn at_rest(ranks: &[Memory], category: &str) -> u64 {
+        ranks.iter().map(|rank| rank[category].at_rest).sum()
+    }
+
+    /// Over all ranks, what is cut is there once for each group that shards it, the rest on each.
+    #[test]
+    fn what_is_cut_is_there_once() {
+        let one = held(&Layout::single());
+        let all = ["parameters", "gradients", "optimizer"];
+        let whole = all.map(|category| at_rest(&one, category));
+        // Storage of 2 bytes; gradients of 4; two moments and master weights of 4.
+        assert_eq!([whole[0] * 2, whole[0] * 6], [whole[1], whole[2]]);
+        for (hybrid_shard_size, groups) in [(None, 1), (Some(3), 2), (Some(2), 3), (Some(1), 6)] {
+            for zero_stage in 1..=3 {
+                let ranks = held(&Layout {
+                    dp: 6,
+                    bucket_bytes: 1,
+                    zero_stage,
+                    hybrid_shard_size,
+                    ..Layout::single()
+                });
+                let kept = ZeroStage::from_number(zero_stage).unwrap().kept();
+                let cut =
+                    [kept.param, kept.grad, kept.state].map(|k| k == quintet_zero::Keep::Chunk);
+                for (i, category) in all.iter().enumerate() {
+                    let times = if cut[i] { groups } else { 6 };
+                    assert_eq!(at_rest(&ranks, category), times * whole[i], "{category}");
+                    let beyond = |rank: &Memory| rank[*category].peak > rank[*category].at_rest;
+                    let gathered = cut[i] && i < 2 && hybrid_shard_size != Some(1);
+                    assert_eq!(
+                        ranks.iter().all(beyond),
+                        gathered,
+                        "{category} {zero_stage}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -358,6 +358,29 @@ mod tests {
         assert_eq!(sent(&dp, false), sent(&zero, false));
     }
 
+    /// In units of the parameters' bytes times N - 1, with M microbatches: DP 2, ZeRO-2 M + 1, ZeRO-3
+    /// 3 M; hybrid sharding within one replica is DP.
+    #[test]
+    fn zero_two_and_three_move_gradients_and_parameters_each_time() {
+        let layout = |zero_stage, hybrid_shard_size| Layout {
+            dp: 2,
+            bucket_bytes: 1,
+            zero_stage,
+            hybrid_shard_size,
+            ..Layout::single()
+        };
+        let count = 2 * size_of::<f64>() as u64;
+        let dp = |stage, within| sent(&layout(stage, within), false)["dp"] - count;
+        let unit = dp(0, None) / 2;
+        // 4 samples over 2 replicas.
+        let microbatches = 2;
+        assert_eq!(dp(2, None), (microbatches + 1) * unit);
+        assert_eq!(dp(3, None), 3 * microbatches * unit);
+        for stage in 1..=3 {
+            assert_eq!(dp(stage, Some(1)), dp(0, None));
+        }
+    }
+
     /// Sequence parallelism moves what tensor parallelism moves, for an all-reduce is a
     /// reduce-scatter and an all-gather; only the gradients of the norms come on top.
     #[test]
