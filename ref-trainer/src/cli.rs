@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use quintet_planner::config::{Batch, Layout};
 
+use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
 
@@ -45,6 +46,8 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
+    /// Write parameters in the other kind of folder.
+    Convert(Convert),
     /// Help or version was asked for: print this on stdout and exit 0.
     Print(String),
 }
@@ -104,7 +107,10 @@ where
         Some(Sub::Eval(args)) => eval(&args),
         Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
         Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
-        Some(Sub::Convert(_)) => Err(refuse::subcommand("convert")),
+        Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
+            from: args.from,
+            to: args.to,
+        })),
         Some(Sub::Trace(_)) => Err(refuse::subcommand("trace")),
         Some(Sub::Launch(_)) => Err(refuse::subcommand("launch")),
         Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
@@ -197,8 +203,8 @@ enum Sub {
     Plan(Unbuilt),
     /// Not built yet: refused
     Bench(Unbuilt),
-    /// Not built yet: refused
-    Convert(Unbuilt),
+    /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
+    Convert(ConvertArgs),
     /// Not built yet: refused
     Trace(Unbuilt),
     /// Not built yet: refused
@@ -232,6 +238,16 @@ struct EvalArgs {
     batch: args::BatchArgs,
     #[command(flatten)]
     device: args::DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+struct ConvertArgs {
+    /// config.json with safetensors, or a checkpoint of ours
+    #[arg(value_name = "FROM")]
+    from: PathBuf,
+    /// The folder to write, which must not be there yet
+    #[arg(value_name = "TO")]
+    to: PathBuf,
 }
 
 #[derive(Debug, Args)]

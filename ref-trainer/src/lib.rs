@@ -4,6 +4,7 @@
 pub mod checkpoint;
 pub mod cli;
 pub mod compare;
+pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod failure;
