@@ -11,7 +11,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
-use quintet_parallel_layers::{Block, BlockSpec, Head, HeadSpec, VocabParallelEmbedding};
+use quintet_parallel_layers::{
+    Block, BlockSpec, Head, HeadSpec, Positions, VocabParallelEmbedding,
+};
 use quintet_zero::{FlatLayout, LayoutSpec, Tied};
 
 use crate::{Error, Layout, ModelConfig};
@@ -85,16 +87,21 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        architecture: model.architecture,
     };
     let (place, mut layers) = (layout.place(stage, chunk), Vec::new());
     if place == 0 {
-        layers.push(StageLayer::Embed(VocabParallelEmbedding::new(
+        let mut embedding = VocabParallelEmbedding::new(
             mesh,
             model.vocab,
             model.hidden,
             model.tied,
             sequence_parallel,
-        )?));
+        )?;
+        if let Positions::Learned(rows) = model.architecture.positions {
+            embedding = embedding.with_positions(rows);
+        }
+        layers.push(StageLayer::Embed(embedding));
     }
     for index in layout.blocks(model.layers, place) {
         layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
@@ -103,6 +110,7 @@ pub fn stage_layers(
         let spec = HeadSpec {
             vocab: model.vocab,
             hidden: model.hidden,
+            norm: model.architecture.norm,
             eps: model.norm_eps,
             tied: model.tied,
             sequence_parallel,

@@ -269,6 +269,7 @@ const SCALARS: [usize; 2] = [1, 2];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use quintet_parallel_layers::Architecture;
 
     fn model(tied: bool) -> ModelConfig {
         ModelConfig {
@@ -282,6 +283,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied,
+            architecture: Architecture::LLAMA,
         }
     }
 
