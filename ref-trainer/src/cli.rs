@@ -20,6 +20,7 @@ mod args;
 mod refuse;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod words;
 
 use apply::Base;
@@ -45,7 +46,7 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
-    /// Help or version was asked for: print this on stdout and exit 0.
+    /// Help, version or a drawing was asked for: print this on stdout and exit 0.
     Print(String),
 }
 
@@ -105,7 +106,7 @@ where
         Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
         Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
         Some(Sub::Convert(_)) => Err(refuse::subcommand("convert")),
-        Some(Sub::Trace(_)) => Err(refuse::subcommand("trace")),
+        Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
         Some(Sub::Launch(_)) => Err(refuse::subcommand("launch")),
         Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
     }
@@ -199,8 +200,8 @@ enum Sub {
     Bench(Unbuilt),
     /// Not built yet: refused
     Convert(Unbuilt),
-    /// Not built yet: refused
-    Trace(Unbuilt),
+    /// Draw a pipeline schedule, with its bubble and the activations it holds
+    Trace(trace::TraceArgs),
     /// Not built yet: refused
     Launch(Unbuilt),
     /// Not built yet: refused
@@ -262,6 +263,7 @@ fn command() -> clap::Command {
         .mut_subcommand("train", negative)
         .mut_subcommand("verify", |verify| negative(output_hidden(verify)))
         .mut_subcommand("eval", negative)
+        .mut_subcommand("trace", negative)
 }
 
 /// Clap's message without its usage block, on one line.
