@@ -5,6 +5,8 @@
 //! stage 0        embedding | block 0 | block 1
 //! stage 1                                      block 2 | block 3 | head (norm, linear, loss)
 //! ```
+//!
+//! Where a stage holds several chunks, each of them is such a run of layers.
 
 use alloc::string::String;
 use alloc::vec;
@@ -89,7 +91,7 @@ pub fn stage_layers(
         sequence_parallel,
         architecture: model.architecture,
     };
-    let (place, mut layers) = (layout.place(stage, chunk), Vec::new());
+    let (place, mut layers) = (layout.route().place(stage, chunk), Vec::new());
     if place == 0 {
         let mut embedding = VocabParallelEmbedding::new(
             mesh,
@@ -120,16 +122,35 @@ pub fn stage_layers(
     Ok(layers)
 }
 
-/// The parameters that live on several stages: the table of a tied model.
+/// The parameters that live on several stages: the table of a tied model whose first and last
+/// chunk do.
 #[must_use]
 pub fn tied(model: &ModelConfig, layout: &Layout) -> Vec<Tied> {
-    if !model.tied || layout.pp < 2 {
-        return Vec::new();
+    match ends(layout) {
+        Some((first, last)) if model.tied && first != last => vec![Tied {
+            name: String::from(TABLE),
+            stages: vec![first.min(last), first.max(last)],
+        }],
+        _ => Vec::new(),
     }
-    vec![Tied {
-        name: String::from(TABLE),
-        stages: vec![0, layout.pp - 1],
-    }]
+}
+
+/// Whether a stage's chunk uses the table of a tied model without storing it: the last chunk of the
+/// model, where the first one lies on the same stage (at the ends of a V; on a single stage). The
+/// table and its gradient are then those of the stage's chunk 0, once.
+#[must_use]
+pub fn borrows_table(model: &ModelConfig, layout: &Layout, stage: usize, chunk: usize) -> bool {
+    let last = layout.route().place(stage, chunk) + 1 == layout.places();
+    let together = ends(layout).is_some_and(|(first, last)| first == last);
+    model.tied && chunk > 0 && last && together
+}
+
+/// The stages of the first and the last chunk of the model.
+fn ends(layout: &Layout) -> Option<(usize, usize)> {
+    let route = layout.route();
+    let (first, _) = route.home(0)?;
+    let (last, _) = route.home(layout.places().checked_sub(1)?)?;
+    Some((first, last))
 }
 
 /// Where the parameters of a rank's chunk lie; `grad_bytes` is the width of a gradient element.
@@ -146,7 +167,12 @@ pub fn flat_layout(
 ) -> Result<FlatLayout, Error> {
     let stage = mesh.index(rank, Axis::Pp);
     let layers = stage_layers(model, layout, mesh, stage, chunk)?;
-    let specs: Vec<Vec<ParamSpec>> = layers.iter().map(StageLayer::params).collect();
+    let mut specs: Vec<Vec<ParamSpec>> = layers.iter().map(StageLayer::params).collect();
+    if borrows_table(model, layout, stage, chunk) {
+        specs
+            .iter_mut()
+            .for_each(|layer| layer.retain(|s| s.name != TABLE));
+    }
     let spec = LayoutSpec {
         bucket_bytes: layout.bucket_bytes,
         element_bytes: grad_bytes,
@@ -172,11 +198,11 @@ pub fn segments(
         for chunk in 0..layout.chunks() {
             // All ranks of a stage agree on its buckets.
             let flat = flat_layout(model, layout, mesh, stage * per_stage, chunk, grad_bytes)?;
-            segments[layout.place(stage, chunk)] = flat.buckets().len();
+            segments[layout.route().place(stage, chunk)] = flat.buckets().len();
         }
     }
     Ok(segments)
 }
 
 /// The name under which a tied model's table stands in the ledger.
-const TABLE: &str = "model.embed_tokens.weight";
+pub const TABLE: &str = "model.embed_tokens.weight";

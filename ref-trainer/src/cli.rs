@@ -21,6 +21,7 @@ mod args;
 mod refuse;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod words;
 
 use apply::Base;
@@ -48,7 +49,7 @@ pub enum Command {
     },
     /// Write parameters in the other kind of folder.
     Convert(Convert),
-    /// Help or version was asked for: print this on stdout and exit 0.
+    /// Help, version or a drawing was asked for: print this on stdout and exit 0.
     Print(String),
 }
 
@@ -111,7 +112,7 @@ where
             from: args.from,
             to: args.to,
         })),
-        Some(Sub::Trace(_)) => Err(refuse::subcommand("trace")),
+        Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
         Some(Sub::Launch(_)) => Err(refuse::subcommand("launch")),
         Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
     }
@@ -205,8 +206,8 @@ enum Sub {
     Bench(Unbuilt),
     /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
     Convert(ConvertArgs),
-    /// Not built yet: refused
-    Trace(Unbuilt),
+    /// Draw a pipeline schedule, with its bubble and the activations it holds
+    Trace(trace::TraceArgs),
     /// Not built yet: refused
     Launch(Unbuilt),
     /// Not built yet: refused
@@ -278,6 +279,7 @@ fn command() -> clap::Command {
         .mut_subcommand("train", negative)
         .mut_subcommand("verify", |verify| negative(output_hidden(verify)))
         .mut_subcommand("eval", negative)
+        .mut_subcommand("trace", negative)
 }
 
 /// Clap's message without its usage block, on one line.

@@ -1,12 +1,14 @@
 //! What is known of a run before its first message.
 
-use quintet_parallel_layers::pipeline::{Durations, Schedule, StageTime, simulate};
-use quintet_planner::model::{flat_layout, mesh, segments};
+use quintet_parallel_layers::pipeline::laws::held;
+use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+use quintet_planner::model::{flat_layout, mesh};
 use quintet_planner::traffic::total;
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
 use crate::job::{DataSource, Dtype, Job, OptimizerKind};
+use crate::rank::schedule;
 use crate::report::{Forecast, human};
 use crate::verify::predicted_ranks;
 
@@ -95,9 +97,7 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         }
     }
     if job.layout.pp > 1 {
-        let mbs = job.batch.microbatches() / job.layout.dp;
-        let segments = segments(&job.model, &job.layout, &mesh, width)?;
-        let schedule = Schedule::new(job.layout.schedule, job.layout.pp, mbs, &segments)?;
+        let schedule = schedule(job, &mesh, width)?;
         let time = StageTime {
             forward: 1.0,
             backward_input: 1.0,
@@ -105,6 +105,7 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         };
         let played = simulate(&schedule, &Durations::equal(job.layout.places(), time, 0.0))?;
         forecast.bubble = Some(played.bubble());
+        forecast.held = schedule.all().iter().map(|actions| held(actions)).max();
     }
     Ok(forecast)
 }

@@ -297,13 +297,3 @@ fn demo_layout() -> Layout {
         ..Layout::single()
     }
 }
-
-/// A schedule as the command line spells it.
-#[must_use]
-pub fn schedule_name(kind: quintet_parallel_layers::pipeline::ScheduleKind) -> &'static str {
-    use quintet_parallel_layers::pipeline::ScheduleKind;
-    match kind {
-        ScheduleKind::GPipe => "gpipe",
-        ScheduleKind::OneFOneB => "1f1b",
-    }
-}

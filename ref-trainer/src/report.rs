@@ -46,6 +46,8 @@ pub struct Forecast {
     pub traffic: BTreeMap<String, u64>,
     /// Share of a stage's time in which its schedule gives it nothing to do.
     pub bubble: Option<f64>,
+    /// The most microbatches, of a chunk each, whose saved activations a stage holds at once.
+    pub held: Option<usize>,
 }
 
 /// One step: an object of the metrics file.

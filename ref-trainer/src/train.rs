@@ -11,13 +11,11 @@ use quintet_collectives::transport::local::World;
 use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
 use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
-use quintet_zero::checkpoint::{Saved, save};
 
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
-use crate::groups::Aside;
 use crate::job::{Dtype, Job};
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
@@ -225,15 +223,17 @@ fn measure<E: Scalar>(
     bytes: &mut BTreeMap<String, u64>,
 ) -> Result<StepReport, Failure> {
     const AXES: [&str; 5] = ["dp", "pp", "tie", "tp", "world"];
-    let (stages, stage) = (rank.job.layout.pp, rank.stage_index());
+    let (places, stage) = (rank.schedule.route().places(), rank.stage_index());
     let world = rank.mesh.world() as f64;
-    let mut sums = vec![0.0; 3 * stages];
-    let times = done.times;
-    sums[3 * stage..3 * stage + 3].copy_from_slice(&[
-        times.forward,
-        times.backward_input,
-        times.backward_weight,
-    ]);
+    let mut sums = vec![0.0; 3 * places];
+    for (chunk, times) in done.times.iter().enumerate() {
+        let place = rank.schedule.route().place(stage, chunk);
+        sums[3 * place..3 * place + 3].copy_from_slice(&[
+            times.forward,
+            times.backward_input,
+            times.backward_weight,
+        ]);
+    }
     let after = rank.traffic();
     for axis in AXES {
         let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
@@ -250,7 +250,7 @@ fn measure<E: Scalar>(
         .collect();
     reduce(rank, &mut sums, ReduceOp::Sum)?;
     reduce(rank, &mut peaks, ReduceOp::Max)?;
-    let (times, groups) = sums.split_at(3 * stages);
+    let (times, groups) = sums.split_at(3 * places);
     let by_axis = AXES
         .into_iter()
         .zip(groups.chunks(2))
@@ -343,14 +343,6 @@ fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<S
             "parameters are not finite after step {step}; nothing was saved"
         )));
     }
-    let about = crate::checkpoint::about(rank.job, step)?;
-    let mut chunks = Vec::new();
-    for chunk in &rank.chunks {
-        chunks.push(Saved {
-            params: &chunk.params,
-            optimizer: &chunk.optimizer,
-        });
-    }
-    let folder = save(root, &rank.device, &Aside(&rank.groups), &chunks, &about)?;
+    let folder = rank.save(root, step)?;
     Ok(folder.display().to_string())
 }

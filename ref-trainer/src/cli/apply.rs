@@ -141,14 +141,33 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
         args.reduction_order
             .map(|order| order == ReductionOrder::Any),
     );
-    match args.schedule {
-        Some(Schedule::GPipe) => layout.schedule = ScheduleKind::GPipe,
-        Some(Schedule::OneFOneB) => layout.schedule = ScheduleKind::OneFOneB,
-        // Refused before.
-        Some(Schedule::Interleaved | Schedule::ZbH1 | Schedule::DualPipeV) | None => {}
-    }
+    schedule(layout, args);
     if let Some(stages) = &args.pipeline_layout {
         layout.stage_layers = Some(stages.clone());
+    }
+}
+
+/// A schedule brings its own number of chunks, and a number of chunks its schedule.
+fn schedule(layout: &mut Layout, args: &LayoutArgs) {
+    let before = (layout.schedule, layout.chunks());
+    match (args.schedule, args.virtual_stages) {
+        (Some(Schedule::Interleaved), None) => {
+            layout.schedule = ScheduleKind::Interleaved;
+            layout.virtual_stages = layout.virtual_stages.max(2);
+        }
+        (Some(kind), chunks) => {
+            (layout.schedule, layout.virtual_stages) = (kind.into(), chunks.unwrap_or(1));
+        }
+        (None, Some(chunks)) => {
+            if chunks > 1 && layout.schedule == ScheduleKind::OneFOneB {
+                layout.schedule = ScheduleKind::Interleaved;
+            }
+            layout.virtual_stages = chunks;
+        }
+        (None, None) => {}
+    }
+    if before != (layout.schedule, layout.chunks()) {
+        layout.stage_layers = None;
     }
 }
 
@@ -192,7 +211,10 @@ fn lengths(base: &mut Base, args: &BatchArgs) {
         // Nobody asked for this number, so it gives way to the layout.
         None if base.own_batch => {
             let unit = job.batch.micro_batch.saturating_mul(job.layout.dp).max(1);
-            let fits = job.batch.global_batch.checked_next_multiple_of(unit);
+            let wanted = job.batch.global_batch.div_ceil(unit);
+            let (kind, pp) = (job.layout.schedule, job.layout.pp);
+            let fits = kind.nearest_microbatches(pp, wanted).into_iter().max();
+            let fits = fits.unwrap_or(wanted).checked_mul(unit);
             job.batch.global_batch = fits.unwrap_or(job.batch.global_batch);
         }
         None => {}

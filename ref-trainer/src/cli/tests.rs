@@ -112,6 +112,24 @@ fn each_flag_reaches_the_job() {
             j.layout.schedule = ScheduleKind::GPipe
         }),
         ("--schedule 1f1b", |_| {}),
+        ("--pp 2 --schedule zb-h1", |j| {
+            (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::ZbH1);
+        }),
+        ("--pp 2 --schedule interleaved", |j| {
+            (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::Interleaved);
+            j.layout.virtual_stages = 2;
+        }),
+        ("--pp 2 --virtual-stages 2", |j| {
+            (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::Interleaved);
+            j.layout.virtual_stages = 2;
+        }),
+        (
+            "--pp 2 --schedule dualpipe-v --pipeline-layout 1,1,1,1",
+            |j| {
+                (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::DualPipeV);
+                j.layout.stage_layers = Some(vec![1; 4]);
+            },
+        ),
         ("--pp 2 --pipeline-layout 1,3", |j| {
             j.layout.pp = 2;
             j.layout.stage_layers = Some(vec![1, 3]);
@@ -184,10 +202,6 @@ fn what_is_not_built_is_refused_by_name() {
         "--etp 2",
         "--zero-stage 2",
         "--zero-stage 3",
-        "--schedule interleaved",
-        "--schedule zb-h1",
-        "--schedule dualpipe-v",
-        "--virtual-stages 2",
         "--cp-comm ring",
         "--cp-comm all-gather",
         "--cp-comm ulysses",
@@ -224,7 +238,7 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, if value == "t.json" { "--trace" } else { value });
     }
-    for name in ["plan", "bench", "trace", "launch", "precompile"] {
+    for name in ["plan", "bench", "launch", "precompile"] {
         refused(name, "not built yet");
         refused(&format!("{name} -n 2 --json -- x --tp"), name);
     }
@@ -250,6 +264,28 @@ fn slips_are_named_in_one_sentence() {
         ("--tp 99999999999999999999", "--tp"),
         ("--dp 100000", "at most"),
         ("--pp 5", "4 layers"),
+        ("--pp 4 --virtual-stages 2", "use at most pp=2"),
+        (
+            "--pp 2 --schedule zb-h1 --virtual-stages 2",
+            "use schedule interleaved",
+        ),
+        ("--schedule dualpipe-v", "at least pp=2"),
+        (
+            "--pp 2 --schedule dualpipe-v --gbs 6",
+            "nearest global-batch-size: 8",
+        ),
+        (
+            "--pp 2 --schedule interleaved --gbs 6",
+            "nearest global-batch-size: 4 or 8",
+        ),
+        (
+            "trace --schedule interleaved --microbatches 6",
+            "nearest: 4 or 8",
+        ),
+        ("trace --schedule dualpipe-v --pp 1", "at least 2 stages"),
+        ("trace --pp 0", "at least 1 stage"),
+        ("trace --pp 99999999999", "more than can be drawn"),
+        ("trace --recorder d", "not built yet"),
         ("--pp 2 --pipeline-layout 1,2", "[1, 2]"),
         ("--pipeline-layout 1,x", "x"),
         ("--gbs 3", "nearest: 4"),
@@ -502,4 +538,29 @@ proptest! {
             prop_assert!(!failure.sentence.contains('\n'));
         }
     }
+}
+
+#[test]
+fn a_schedule_is_drawn_with_its_figures() {
+    let drawn = |line: &str| match run(line) {
+        Ok(Command::Print(text)) => text,
+        other => panic!("{line}: {other:?}"),
+    };
+    let text = drawn("trace --schedule zb-h1 --pp 2 --microbatches 3");
+    assert_eq!(
+        text,
+        "zb-h1 over 2 stages, 3 microbatches\n\
+         F forward, B gradient of the input, W gradient of the weights, one slot each\n\
+         stage 0 | F0 F1 .  B0 W0 F2 B1 W1 B2 W2\n\
+         stage 1 | .  F0 B0 F1 B1 W0 F2 B2 W1 W2\n\
+         bubble 10.00 %: a stage idles for 1 of 10 slots\n\
+         activations held: at most 2 microbatches; by stage 2 2\n"
+    );
+    let text = drawn("trace --virtual-stages 3 --pp 2 --microbatches 4");
+    assert!(
+        text.starts_with("interleaved over 2 stages of 3 chunks"),
+        "{text}"
+    );
+    let text = drawn("trace --schedule dualpipe-v --pp 2 --microbatches 5");
+    assert!(text.contains("at most 5 microbatches of a chunk"), "{text}");
 }

@@ -37,12 +37,14 @@ pub struct Genes {
     pub heads: (usize, usize, usize),
     /// What hidden, ffn and vocab have beyond the least.
     pub widths: (usize, usize, usize),
-    /// Layers beyond one a stage, and the stages that get them.
+    /// Layers beyond one a chunk, and the chunks that get them.
     pub layers: (usize, bool, usize),
     /// Sequence length, microbatch and microbatches of a replica, beyond the least.
     pub batch: (usize, usize, usize),
-    /// Sequence-parallel, ZeRO-1, tied, GPipe, any order, clipping, weight decay, two threads.
-    pub flags: [bool; 8],
+    /// Sequence-parallel, ZeRO-1, tied, any order, clipping, weight decay, two threads.
+    pub flags: [bool; 7],
+    /// Place in [`SCHEDULES`], chunks a stage beyond two where that is free.
+    pub schedule: (usize, usize),
     /// AdamW instead of descent, with a lower learning rate, without.
     pub optimizer: (bool, bool),
     /// Place in [`MASKS`].
@@ -107,6 +109,15 @@ const ARCHITECTURES: [Architecture; 6] = [
     },
 ];
 
+/// The simplest first.
+const SCHEDULES: [ScheduleKind; 5] = [
+    ScheduleKind::OneFOneB,
+    ScheduleKind::GPipe,
+    ScheduleKind::ZbH1,
+    ScheduleKind::Interleaved,
+    ScheduleKind::DualPipeV,
+];
+
 /// From all in one bucket to one a layer.
 const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
 
@@ -148,7 +159,6 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         flag(0.6),
         flag(0.6),
         flag(0.5),
-        flag(0.5),
         flag(0.3),
         flag(0.5),
         flag(0.4),
@@ -159,10 +169,11 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         0..MASKS.len(),
         0..BUCKETS.len(),
         0..ARCHITECTURES.len(),
+        (0..SCHEDULES.len(), 0..2_usize),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, architecture, seed) = rest;
+        let (optimizer, mask, bucket, architecture, schedule, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -175,6 +186,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             mask,
             bucket,
             architecture,
+            schedule,
             seed,
         };
         genes.draw(dtype)
@@ -184,28 +196,18 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
         let (dp, tp, pp) = meshes()[self.mesh];
-        let [
-            sequence_parallel,
-            zero,
-            tied,
-            gpipe,
-            any_order,
-            clip,
-            decay,
-            two,
-        ] = self.flags;
-        let (counts, uneven) = self.stage_layers(pp);
+        let [sequence_parallel, zero, tied, any_order, clip, decay, two] = self.flags;
+        let (schedule, virtual_stages) = self.kind(pp);
+        let places = pp * schedule.chunks().unwrap_or(virtual_stages);
+        let (counts, uneven) = self.stage_layers(places);
         let layout = Layout {
             dp,
             tp,
             pp,
             sequence_parallel,
             zero_stage: u8::from(zero),
-            schedule: if gpipe {
-                ScheduleKind::GPipe
-            } else {
-                ScheduleKind::OneFOneB
-            },
+            schedule,
+            virtual_stages,
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
@@ -217,7 +219,7 @@ impl Genes {
             // oracle, where it is zero, does not tell how much; that has a test of its own.
             seq: self.batch.0 + 2,
             micro_batch,
-            global_batch: micro_batch * dp * (self.batch.2 + 1),
+            global_batch: micro_batch * dp * self.microbatches(schedule, pp),
         };
         let (mask_fraction, mask) = self.mask(batch.global_batch);
         let job = Job {
@@ -235,19 +237,41 @@ impl Genes {
         Draw { job, mask }
     }
 
-    /// Layers of each stage, and whether that is another cut than the even one.
-    fn stage_layers(&self, pp: usize) -> (Vec<usize>, bool) {
+    /// A schedule that `pp` stages can follow, and the chunks of a stage where that is free.
+    fn kind(&self, pp: usize) -> (ScheduleKind, usize) {
+        let (kind, more) = (SCHEDULES[self.schedule.0], self.schedule.1);
+        if pp < kind.least_stages() {
+            return (ScheduleKind::OneFOneB, 1);
+        }
+        // Not so many layers that a draw takes long.
+        let chunks = if pp > 3 { 2 } else { 2 + more };
+        (kind, kind.chunks().map_or(chunks, |_| 1))
+    }
+
+    /// Microbatches of a replica: as the gene says, or the next number that can be run.
+    fn microbatches(&self, kind: ScheduleKind, pp: usize) -> usize {
+        let nearest = kind.nearest_microbatches(pp, self.batch.2 + 1);
+        let more = if kind == ScheduleKind::DualPipeV {
+            self.batch.2
+        } else {
+            0
+        };
+        nearest.into_iter().max().unwrap_or(1) + more
+    }
+
+    /// Layers of each chunk, and whether that is another cut than the even one.
+    fn stage_layers(&self, places: usize) -> (Vec<usize>, bool) {
         let (extra, uneven, first) = self.layers;
-        let layers = pp + extra;
-        let even: Vec<usize> = (0..pp)
-            .map(|stage| quintet_collectives::chunk::chunk_len(layers, pp, stage))
+        let layers = places + extra;
+        let even: Vec<usize> = (0..places)
+            .map(|place| quintet_collectives::chunk::chunk_len(layers, places, place))
             .collect();
-        if !uneven || pp == 1 {
+        if !uneven || places == 1 {
             return (even, false);
         }
-        // One stage takes all that is more than one each, and there is at least one of that.
-        let mut counts = vec![1; pp];
-        counts[first % pp] += extra.max(1);
+        // One chunk takes all that is more than one each, and there is at least one of that.
+        let mut counts = vec![1; places];
+        counts[first % places] += extra.max(1);
         (counts, true)
     }
 
@@ -373,13 +397,14 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} sequence-parallel {} zero {} {} of {} chunks {:?} bucket {} any order {} threads {}",
             l.dp,
             l.tp,
             l.pp,
             l.sequence_parallel,
             l.zero_stage,
             l.schedule.name(),
+            l.chunks(),
             l.stage_layers,
             l.bucket_bytes,
             l.any_order,
