@@ -144,5 +144,88 @@ pub fn flat_layout(
     Ok(FlatLayout::build(&specs, mesh, rank, &spec)?)
 }
 
+/// Parameters of a model, a tied table counted once: a sum that costs nothing, for models of any
+/// size (it stops at `u128::MAX`).
+#[must_use]
+pub fn parameters(model: &ModelConfig) -> u128 {
+    let of = |rows: usize, columns: usize| (rows as u128).saturating_mul(columns as u128);
+    let hidden = model.hidden;
+    let q = of(hidden, model.heads).saturating_mul(model.head_dim as u128);
+    let kv = of(hidden, model.kv_heads).saturating_mul(model.head_dim as u128);
+    let block = [q, q, kv, kv, of(2, hidden)]
+        .into_iter()
+        .chain([of(hidden, model.ffn); 3])
+        .fold(0, u128::saturating_add);
+    let tables = of(model.vocab, hidden).saturating_mul(if model.tied { 1 } else { 2 });
+    block
+        .saturating_mul(model.layers as u128)
+        .saturating_add(tables)
+        .saturating_add(hidden as u128)
+}
+
 /// The name under which a tied model's table stands in the ledger.
 const TABLE: &str = "model.embed_tokens.weight";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_those_of_the_ledger() -> Result<(), Error> {
+        for (tied, kv_heads, degrees) in [
+            (true, 2, (1, 1, 1)),
+            (false, 4, (2, 2, 3)),
+            (true, 1, (1, 4, 2)),
+        ] {
+            let model = ModelConfig {
+                vocab: 51,
+                hidden: 24,
+                layers: 3,
+                heads: 4,
+                kv_heads,
+                head_dim: 10,
+                ffn: 14,
+                rope_theta: 1e4,
+                norm_eps: 1e-5,
+                tied,
+            };
+            let (dp, tp, pp) = degrees;
+            let layout = Layout {
+                dp,
+                tp,
+                pp,
+                ..Layout::single()
+            };
+            let mesh = mesh(&layout)?;
+            let mut counted = 0;
+            for rank in 0..mesh.world() {
+                let flat = flat_layout(&model, &layout, &mesh, rank, 4)?;
+                counted += flat
+                    .counted()
+                    .iter()
+                    .map(|p| p.range.len() as u128)
+                    .sum::<u128>();
+            }
+            assert_eq!(parameters(&model), counted);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn no_size_overflows() {
+        let most = usize::MAX;
+        let model = ModelConfig {
+            vocab: most,
+            hidden: most,
+            layers: most,
+            heads: most,
+            kv_heads: most,
+            head_dim: most,
+            ffn: most,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            tied: false,
+        };
+        assert_eq!(parameters(&model), u128::MAX);
+    }
+}
