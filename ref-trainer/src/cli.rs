@@ -66,8 +66,10 @@ pub enum Weights {
 pub fn parse<I>(arguments: I, env: impl Fn(&str) -> Option<String>) -> Result<Command, Failure>
 where
     I: IntoIterator,
-    I::Item: Into<OsString> + Clone,
+    I::Item: Into<OsString>,
 {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    nameable(&arguments)?;
     let mut command = command();
     let cli = match command
         .try_get_matches_from_mut(arguments)
@@ -122,6 +124,22 @@ pub fn print(text: &str) -> Result<(), Failure> {
             Err(Failure::data(format!("cannot write to stdout: {e}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses what is not UTF-8 before anything is done: a run writes its arguments to a JSON file,
+/// which could not name such a path.
+fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
+    // The program's own name may be anything.
+    match arguments
+        .iter()
+        .skip(1)
+        .find(|word| word.to_str().is_none())
+    {
+        None => Ok(()),
+        Some(word) => Err(Failure::usage(format!(
+            "the argument {word:?} is not UTF-8, and a run's config.json could not name it; rename the file or folder"
+        ))),
     }
 }
 

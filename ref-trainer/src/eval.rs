@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::groups::Aside;
 use crate::job::{Dtype, Job};
 use crate::rank::{Begin, Rank};
+use crate::room::has_room;
 use crate::weights::{self, Tensors};
 
 /// What an evaluation found.
@@ -54,6 +55,7 @@ impl fmt::Display for Evaluation {
 /// Where text or parameters cannot be read, or a rank fails.
 pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluation, Failure> {
     let job = weights::job_for(job, weights)?;
+    has_room(&job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
     let windows: Vec<Sample> = corpus.windows(Part::Whole, job.batch.seq)?.collect();
     match job.dtype {

@@ -65,6 +65,7 @@ pub(super) fn read(keys: &Map<String, Value>) -> Result<Model, String> {
         config,
         seq: max_positions.min(SEQ),
         max_positions,
+        from_file: true,
         global_batch: GLOBAL_BATCH,
     })
 }

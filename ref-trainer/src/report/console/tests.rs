@@ -20,15 +20,15 @@ impl Write for Page {
     }
 }
 
-struct Closed;
+struct Lost(io::ErrorKind);
 
-impl Write for Closed {
+impl Write for Lost {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::BrokenPipe.into())
+        Err(self.0.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Err(io::ErrorKind::BrokenPipe.into())
+        Err(self.0.into())
     }
 }
 
@@ -63,12 +63,12 @@ fn table() -> EqualityTable {
 fn run(job: &Job, look: Look) -> String {
     let page = Page::default();
     let mut console = Console::new(job, 0, look, Box::new(page.clone()));
-    console.banner(job, &Forecast::default());
+    console.banner(job, &Forecast::default()).unwrap();
     for s in 1..=job.steps {
         console.step(&step(s)).unwrap();
     }
-    console.note("a note");
-    console.finish(Some(&table()));
+    console.note("a note").unwrap();
+    console.finish(Some(&table())).unwrap();
     page.text()
 }
 
@@ -140,10 +140,28 @@ fn quiet_leaves_the_table() {
 
 #[test]
 fn a_closed_pipe_ends_nothing() {
-    let mut console = Console::new(&Job::demo(), 0, PLAIN, Box::new(Closed));
-    console.banner(&Job::demo(), &Forecast::default());
+    let closed = Lost(io::ErrorKind::BrokenPipe);
+    let mut console = Console::new(&Job::demo(), 0, PLAIN, Box::new(closed));
+    console.banner(&Job::demo(), &Forecast::default()).unwrap();
     console.step(&step(1)).unwrap();
-    console.finish(Some(&table()));
+    console.finish(Some(&table())).unwrap();
+}
+
+#[test]
+fn a_full_disk_is_said() {
+    for log_format in [LogFormat::Plain, LogFormat::Json] {
+        let job = Job {
+            log_format,
+            ..Job::demo()
+        };
+        let full = Lost(io::ErrorKind::StorageFull);
+        let mut console = Console::new(&job, 0, PLAIN, Box::new(full));
+        let lost = console.step(&step(1)).unwrap_err();
+        assert_eq!(lost.exit, crate::failure::Exit::Data);
+        assert!(lost.sentence.contains("stdout"), "{lost}");
+        // And again at the end, for who did not listen.
+        assert_eq!(console.finish(None), Err(lost));
+    }
 }
 
 #[test]
