@@ -11,17 +11,20 @@
 //! | block | 2 r d + 2 t d + 2 t q + 2 t k + 3 t f, and 2 r + t heads statistics | 4 r d (2 t d under sequence parallelism) to the end of the stage's backward; for a time 2 t d and the larger of 3 t f and 2 t q + 2 t k |
 //! | head | r d + t d + t v, and r + 3 t statistics | r d to the end; for a time t v + t d |
 //!
-//! A stage keeps what forward saves of as many microbatches as its schedule holds at once
-//! ([`laws::held`]), and between stages r d for each message under way.
+//! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
+//! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
+//! microbatches as its schedule holds at once, and between stages r d for each message under way.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::chunk_len;
-use quintet_collectives::{Axis, DeviceMesh, ParamSpec};
+use quintet_collectives::{Axis, DeviceMesh};
+use quintet_parallel_layers::MlpKind;
 use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
-use quintet_parallel_layers::pipeline::{Schedule, laws};
+use quintet_parallel_layers::pipeline::{Action, Schedule};
 
-use crate::model::{StageLayer, flat_layout, mesh, stage_layers};
+use crate::model::{StageLayer, mesh, norm_vectors, segments, stage_layers};
 use crate::traffic::WireTypes;
 use crate::{Batch, Error, Layout, ModelConfig};
 
@@ -46,35 +49,59 @@ pub fn activations(
     types: WireTypes,
 ) -> Result<Vec<Activations>, Error> {
     let mesh = mesh(layout)?;
-    let per_stage = mesh.world() / layout.pp;
-    let width = types.accumulation.bytes();
-    let buckets = |stage: usize| -> Result<usize, Error> {
-        let flat = flat_layout(model, layout, &mesh, stage * per_stage, width)?;
-        Ok(flat.buckets().len())
-    };
-    let segments: Vec<usize> = (0..layout.pp).map(buckets).collect::<Result<_, _>>()?;
+    let segments = segments(model, layout, &mesh, types.accumulation.bytes())?;
     let mbs = batch.microbatches() / layout.dp;
     let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &segments)?;
-    let held: Vec<u64> = (0..layout.pp)
-        .map(|stage| laws::held(&schedule.actions(stage)) as u64)
-        .collect();
     (0..mesh.world())
         .map(|rank| {
             let here = Here::new(model, layout, batch, types, &mesh, rank);
             let stage = mesh.index(rank, Axis::Pp);
-            let (mut saved, mut kept, mut passing) = (0, here.boundaries(stage, layout.pp), 0);
-            for layer in stage_layers(model, layout, &mesh, stage)? {
-                let bytes = here.layer(&layer);
-                saved += bytes.saved;
-                kept += bytes.kept;
-                passing = passing.max(bytes.passing);
+            let (mut chunks, mut passing) = (Vec::new(), 0);
+            for chunk in 0..layout.chunks() {
+                let mut all = Bytes::default();
+                for layer in stage_layers(model, layout, &mesh, stage, chunk)? {
+                    let bytes = here.layer(model, &layer);
+                    all.saved += bytes.saved;
+                    all.kept += bytes.kept;
+                    passing = passing.max(bytes.passing);
+                }
+                chunks.push(all);
             }
+            let (saved, most) = highest(&schedule.actions(stage), &chunks);
             Ok(Activations {
-                saved: held[stage] * saved,
-                work: kept + passing,
+                saved,
+                work: most - saved + passing + here.boundaries(layout),
             })
         })
         .collect()
+}
+
+/// The most that is saved at once, and that together with what backward keeps. Counted as
+/// [`laws::held`](quintet_parallel_layers::pipeline::laws::held) counts: from a forward to the last
+/// gradient of the parameters.
+fn highest(actions: &[Action], chunks: &[Bytes]) -> (u64, u64) {
+    let mut last = BTreeMap::new();
+    for (at, action) in actions.iter().enumerate() {
+        if let Action::BackwardWeight { mb, chunk, .. } = *action {
+            last.insert((mb, chunk), at);
+        }
+    }
+    let (mut saved, mut kept, mut peak, mut most) = (0, 0, 0, 0);
+    for (at, action) in actions.iter().enumerate() {
+        match *action {
+            Action::Forward { chunk, .. } => saved += chunks[chunk].saved,
+            Action::BackwardInput {
+                chunk, segment: 0, ..
+            } => kept += chunks[chunk].kept,
+            Action::BackwardWeight { mb, chunk, .. } if last.get(&(mb, chunk)) == Some(&at) => {
+                saved -= chunks[chunk].saved;
+                kept -= chunks[chunk].kept;
+            }
+            _ => {}
+        }
+        (peak, most) = (peak.max(saved), most.max(saved + kept));
+    }
+    (peak, most)
 }
 
 /// Elements that forward saves of one microbatch of `tokens`, over all the ranks of a replica:
@@ -88,16 +115,27 @@ pub fn microbatch(model: &ModelConfig, tokens: usize) -> u128 {
             sum.saturating_add((times as u128).saturating_mul(width as u128))
         })
     };
+    let (times, stats) = (mlp_widths(m), norm_vectors(m.architecture.norm));
     let heads = sum(&[(2, m.heads), (2, m.kv_heads)]).saturating_mul(m.head_dim as u128);
-    let block = sum(&[(4, m.hidden), (3, m.ffn), (1, m.heads), (2, 1)]).saturating_add(heads);
-    let head = sum(&[(2, m.hidden), (1, m.vocab), (4, 1)]);
+    let block = sum(&[(4, m.hidden), (times, m.ffn), (1, m.heads), (2, stats)]);
+    let block = block.saturating_add(heads);
+    let head = sum(&[(2, m.hidden), (1, m.vocab), (3, 1), (1, stats)]);
     block
         .saturating_mul(m.layers as u128)
         .saturating_add(head)
         .saturating_mul(tokens as u128)
 }
 
+/// Values of the MLP's width that its forward saves.
+fn mlp_widths(model: &ModelConfig) -> usize {
+    match model.architecture.mlp {
+        MlpKind::SwiGlu => 3,
+        MlpKind::Gelu => 2,
+    }
+}
+
 /// A layer's bytes of one microbatch.
+#[derive(Default)]
 struct Bytes {
     saved: u64,
     /// More than that after its backward_input.
@@ -106,84 +144,70 @@ struct Bytes {
     passing: u64,
 }
 
-/// What the widths of a rank are.
-struct Here<'a> {
-    mesh: &'a DeviceMesh,
-    rank: usize,
+/// What a rank holds of a microbatch.
+struct Here {
+    /// Ranks of tp, and this one's place among them.
+    tp: (usize, usize),
+    stage: usize,
     sequence_parallel: bool,
-    /// Tokens of a microbatch, those of this rank between layers, hidden width, width of a head.
+    /// Tokens of a microbatch, those of this rank between layers, hidden width.
     t: u64,
     r: u64,
     d: u64,
-    head_dim: u64,
     /// Bytes of an element and of a statistic.
     e: u64,
     a: u64,
 }
 
-impl<'a> Here<'a> {
+impl Here {
     fn new(
         model: &ModelConfig,
         layout: &Layout,
         batch: &Batch,
         types: WireTypes,
-        mesh: &'a DeviceMesh,
+        mesh: &DeviceMesh,
         rank: usize,
     ) -> Self {
-        let t = batch.micro_batch * batch.seq;
+        let (t, tp) = (
+            batch.micro_batch * batch.seq,
+            (layout.tp, mesh.index(rank, Axis::Tp)),
+        );
         let r = if layout.sequence_parallel {
-            chunk_len(t, layout.tp, mesh.index(rank, Axis::Tp))
+            chunk_len(t, tp.0, tp.1)
         } else {
             t
         };
         Self {
-            mesh,
-            rank,
+            tp,
+            stage: mesh.index(rank, Axis::Pp),
             sequence_parallel: layout.sequence_parallel,
             t: t as u64,
             r: r as u64,
             d: model.hidden as u64,
-            head_dim: model.head_dim as u64,
             e: types.storage.bytes() as u64,
             a: types.accumulation.bytes() as u64,
         }
     }
 
-    /// This rank's rows of a weight, as the ledger has them.
-    fn rows(&self, spec: Option<&ParamSpec>) -> u64 {
-        let local = spec.map(|spec| spec.local_box(self.mesh, self.rank));
-        local
-            .and_then(|b| b.first().map(|r| r.len() as u64))
-            .unwrap_or(0)
+    /// This rank's part of a width.
+    fn part(&self, width: usize) -> u64 {
+        chunk_len(width, self.tp.0, self.tp.1) as u64
     }
 
-    fn layer(&self, layer: &StageLayer) -> Bytes {
-        let params = layer.params();
+    fn layer(&self, model: &ModelConfig, layer: &StageLayer) -> Bytes {
         let Self { t, r, d, e, a, .. } = *self;
-        let whole = if self.sequence_parallel { 2 * t * d } else { 0 };
+        let stats = a * r * norm_vectors(model.architecture.norm) as u64;
         match layer {
             StageLayer::Embed(_) => Bytes {
                 saved: 0,
                 kept: e * t * d,
                 passing: e * t * d,
             },
-            // norm, q, k, v, o, norm, gate, up, down
-            StageLayer::Block(_) => {
-                let [q, k, f] = [1, 2, 6].map(|i| self.rows(params.get(i)));
-                let heads = q / self.head_dim.max(1);
-                let (mlp, attention) = (e * 3 * t * f, e * 2 * t * (q + k) + a * t * heads);
-                Bytes {
-                    saved: e * (2 * r * d + 2 * t * (d + q + k) + 3 * t * f)
-                        + a * (2 * r + t * heads),
-                    kept: e * (4 * r * d + whole),
-                    passing: e * 2 * t * d + mlp.max(attention),
-                }
-            }
-            // norm, linear
+            StageLayer::Block(_) => self.block(model, stats),
             StageLayer::Head(_) => {
-                let v = self.rows(params.get(1));
+                let v = self.part(model.vocab);
                 Bytes {
-                    saved: e * (r * d + t * (d + v)) + a * (r + 3 * t),
+                    saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
                     kept: e * r * d,
                     passing: e * t * (v + d) + a * t,
                 }
@@ -191,10 +215,35 @@ impl<'a> Here<'a> {
         }
     }
 
-    /// Messages under way, and the buffer that one comes in.
-    fn boundaries(&self, stage: usize, stages: usize) -> u64 {
-        let neighbours = u64::from(stage > 0) + u64::from(stage + 1 < stages);
-        neighbours * (IN_FLIGHT as u64 + 1) * self.e * self.r * self.d
+    /// `stats` are the bytes of one norm's statistics.
+    fn block(&self, model: &ModelConfig, stats: u64) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let whole = if self.sequence_parallel { 2 * t * d } else { 0 };
+        let heads = self.part(model.heads);
+        // With fewer KV heads than ranks, neighbours hold the same one.
+        let kv_heads = (model.kv_heads / self.tp.0).max(1) as u64;
+        let (width, f) = (model.head_dim as u64, self.part(model.ffn));
+        let (q, k) = (heads * width, kv_heads * width);
+        let (mlp, attention) = (e * 3 * t * f, e * 2 * t * (q + k) + a * t * heads);
+        let mut bytes = Bytes {
+            saved: e * (2 * r * d + 2 * t * (d + q + k) + mlp_widths(model) as u64 * t * f)
+                + 2 * stats
+                + a * t * heads,
+            kept: e * (4 * r * d + whole),
+            passing: e * 2 * t * d + mlp.max(attention),
+        };
+        if model.architecture.qk_norm {
+            bytes.saved += e * t * (q + k) + a * t * (heads + kv_heads);
+            bytes.kept += e * t * (q + k);
+        }
+        bytes
+    }
+
+    /// Messages under way, and the buffers that some come in: of all chunks that have a neighbour.
+    fn boundaries(&self, layout: &Layout) -> u64 {
+        let places = (0..layout.chunks()).map(|chunk| layout.place(self.stage, chunk));
+        let neighbours = places.map(|p| u64::from(p > 0) + u64::from(p + 1 < layout.places()));
+        neighbours.sum::<u64>() * (IN_FLIGHT as u64 + 1) * self.e * self.r * self.d
     }
 }
 
@@ -202,6 +251,7 @@ impl<'a> Here<'a> {
 mod tests {
     use super::*;
     use quintet_collectives::DType;
+    use quintet_parallel_layers::Architecture;
     use quintet_parallel_layers::pipeline::ScheduleKind;
 
     fn model() -> ModelConfig {
@@ -216,6 +266,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied: true,
+            architecture: Architecture::LLAMA,
         }
     }
 

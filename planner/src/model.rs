@@ -11,7 +11,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
-use quintet_parallel_layers::{Block, BlockSpec, Head, HeadSpec, VocabParallelEmbedding};
+use quintet_parallel_layers::{
+    Block, BlockSpec, Head, HeadSpec, MlpKind, NormKind, Positions, VocabParallelEmbedding,
+};
 use quintet_zero::{FlatLayout, LayoutSpec, Tied};
 
 use crate::{Error, Layout, ModelConfig};
@@ -63,7 +65,7 @@ pub fn mesh(layout: &Layout) -> Result<DeviceMesh, Error> {
     })?)
 }
 
-/// The layers of a stage, in forward order.
+/// The layers of a stage's chunk (virtual stage), in forward order.
 ///
 /// # Errors
 /// What a layer refuses.
@@ -72,6 +74,7 @@ pub fn stage_layers(
     layout: &Layout,
     mesh: &DeviceMesh,
     stage: usize,
+    chunk: usize,
 ) -> Result<Vec<StageLayer>, Error> {
     let sequence_parallel = layout.sequence_parallel;
     let spec = BlockSpec {
@@ -84,24 +87,30 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        architecture: model.architecture,
     };
-    let mut layers = Vec::new();
-    if stage == 0 {
-        layers.push(StageLayer::Embed(VocabParallelEmbedding::new(
+    let (place, mut layers) = (layout.place(stage, chunk), Vec::new());
+    if place == 0 {
+        let mut embedding = VocabParallelEmbedding::new(
             mesh,
             model.vocab,
             model.hidden,
             model.tied,
             sequence_parallel,
-        )?));
+        )?;
+        if let Positions::Learned(rows) = model.architecture.positions {
+            embedding = embedding.with_positions(rows);
+        }
+        layers.push(StageLayer::Embed(embedding));
     }
-    for index in layout.blocks(model.layers, stage) {
+    for index in layout.blocks(model.layers, place) {
         layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
     }
-    if stage + 1 == layout.pp {
+    if place + 1 == layout.places() {
         let spec = HeadSpec {
             vocab: model.vocab,
             hidden: model.hidden,
+            norm: model.architecture.norm,
             eps: model.norm_eps,
             tied: model.tied,
             sequence_parallel,
@@ -123,7 +132,7 @@ pub fn tied(model: &ModelConfig, layout: &Layout) -> Vec<Tied> {
     }]
 }
 
-/// Where the parameters of a rank lie; `grad_bytes` is the width of a gradient element.
+/// Where the parameters of a rank's chunk lie; `grad_bytes` is the width of a gradient element.
 ///
 /// # Errors
 /// What a layer or the layout refuses.
@@ -132,9 +141,11 @@ pub fn flat_layout(
     layout: &Layout,
     mesh: &DeviceMesh,
     rank: usize,
+    chunk: usize,
     grad_bytes: usize,
 ) -> Result<FlatLayout, Error> {
-    let layers = stage_layers(model, layout, mesh, mesh.index(rank, Axis::Pp))?;
+    let stage = mesh.index(rank, Axis::Pp);
+    let layers = stage_layers(model, layout, mesh, stage, chunk)?;
     let specs: Vec<Vec<ParamSpec>> = layers.iter().map(StageLayer::params).collect();
     let spec = LayoutSpec {
         bucket_bytes: layout.bucket_bytes,
@@ -148,19 +159,69 @@ pub fn flat_layout(
 /// size (it stops at `u128::MAX`).
 #[must_use]
 pub fn parameters(model: &ModelConfig) -> u128 {
+    let (m, a) = (model, &model.architecture);
     let of = |rows: usize, columns: usize| (rows as u128).saturating_mul(columns as u128);
-    let hidden = model.hidden;
-    let q = of(hidden, model.heads).saturating_mul(model.head_dim as u128);
-    let kv = of(hidden, model.kv_heads).saturating_mul(model.head_dim as u128);
-    let block = [q, q, kv, kv, of(2, hidden)]
-        .into_iter()
-        .chain([of(hidden, model.ffn); 3])
-        .fold(0, u128::saturating_add);
-    let tables = of(model.vocab, hidden).saturating_mul(if model.tied { 1 } else { 2 });
-    block
-        .saturating_mul(model.layers as u128)
-        .saturating_add(tables)
-        .saturating_add(hidden as u128)
+    let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
+    let given = |there: bool, len: u128| if there { len } else { 0 };
+    let (q, kv) = (of(m.heads, m.head_dim), of(m.kv_heads, m.head_dim));
+    let norm = of(norm_vectors(a.norm), m.hidden);
+    let heads = sum(&[q, q, kv, kv]).saturating_mul(m.hidden as u128);
+    let matrices = if a.mlp == MlpKind::SwiGlu { 3 } else { 2 };
+    let block = sum(&[
+        norm,
+        norm,
+        heads,
+        of(m.hidden, m.ffn).saturating_mul(matrices),
+        given(a.qkv_bias, sum(&[q, kv, kv])),
+        given(a.out_bias, m.hidden as u128),
+        given(
+            a.out_bias && matrices == 2,
+            sum(&[m.ffn as u128, m.hidden as u128]),
+        ),
+        given(a.qk_norm, of(2, m.head_dim)),
+    ]);
+    let rows = match a.positions {
+        Positions::Learned(rows) => rows,
+        Positions::Rotary | Positions::PartRotary(_) => 0,
+    };
+    let tables = of(m.vocab, m.hidden).saturating_mul(if m.tied { 1 } else { 2 });
+    sum(&[
+        block.saturating_mul(m.layers as u128),
+        tables,
+        of(rows, m.hidden),
+        norm,
+    ])
+}
+
+/// Parameters of a norm per element of its width, and numbers that it keeps for each row.
+pub(crate) fn norm_vectors(norm: NormKind) -> usize {
+    match norm {
+        NormKind::Rms => 1,
+        NormKind::Layer => 2,
+    }
+}
+
+/// The number of segments (gradient buckets) of each chunk, in the order of the model: what a
+/// schedule is made from.
+///
+/// # Errors
+/// As [`flat_layout`].
+pub fn segments(
+    model: &ModelConfig,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    grad_bytes: usize,
+) -> Result<Vec<usize>, Error> {
+    let per_stage = mesh.world() / layout.pp.max(1);
+    let mut segments = vec![1; layout.places()];
+    for stage in 0..layout.pp {
+        for chunk in 0..layout.chunks() {
+            // All ranks of a stage agree on its buckets.
+            let flat = flat_layout(model, layout, mesh, stage * per_stage, chunk, grad_bytes)?;
+            segments[layout.place(stage, chunk)] = flat.buckets().len();
+        }
+    }
+    Ok(segments)
 }
 
 /// The name under which a tied model's table stands in the ledger.
@@ -169,13 +230,19 @@ const TABLE: &str = "model.embed_tokens.weight";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use quintet_parallel_layers::Architecture;
 
     #[test]
     fn parameters_are_those_of_the_ledger() -> Result<(), Error> {
-        for (tied, kv_heads, degrees) in [
-            (true, 2, (1, 1, 1)),
-            (false, 4, (2, 2, 3)),
-            (true, 1, (1, 4, 2)),
+        let odd = Architecture {
+            qkv_bias: true,
+            qk_norm: true,
+            ..Architecture::LLAMA
+        };
+        for (tied, kv_heads, degrees, architecture) in [
+            (true, 2, (1, 1, 1), Architecture::LLAMA),
+            (false, 4, (2, 2, 3), odd),
+            (true, 1, (1, 4, 2), Architecture::gpt2(7)),
         ] {
             let model = ModelConfig {
                 vocab: 51,
@@ -188,6 +255,7 @@ mod tests {
                 rope_theta: 1e4,
                 norm_eps: 1e-5,
                 tied,
+                architecture,
             };
             let (dp, tp, pp) = degrees;
             let layout = Layout {
@@ -199,7 +267,7 @@ mod tests {
             let mesh = mesh(&layout)?;
             let mut counted = 0;
             for rank in 0..mesh.world() {
-                let flat = flat_layout(&model, &layout, &mesh, rank, 4)?;
+                let flat = flat_layout(&model, &layout, &mesh, rank, 0, 4)?;
                 counted += flat
                     .counted()
                     .iter()
@@ -225,6 +293,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied: false,
+            architecture: Architecture::gpt2(most),
         };
         assert_eq!(parameters(&model), u128::MAX);
     }

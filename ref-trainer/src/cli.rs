@@ -203,6 +203,10 @@ Where one degree of a layout is given, those that are not are 1.
 
 Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";
 
+const VERIFY: &str = "\
+Without --dp, --tp and --pp the layout is dp 2 x tp 2 x pp 2; where one is given, those that are not are 1.
+Exit 0 only where all of it holds, 4 where something differs.";
+
 #[derive(Debug, Subcommand)]
 enum Sub {
     /// Train a model (what runs without a subcommand)
@@ -278,7 +282,9 @@ fn command() -> clap::Command {
     };
     negative(Cli::command())
         .mut_subcommand("train", negative)
-        .mut_subcommand("verify", |verify| negative(output_hidden(verify)))
+        .mut_subcommand("verify", |verify| {
+            negative(output_hidden(verify)).after_help(VERIFY)
+        })
         .mut_subcommand("eval", negative)
 }
 

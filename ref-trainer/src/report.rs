@@ -227,6 +227,10 @@ impl Reporter {
     pub fn finish(mut self, table: Option<&EqualityTable>) -> Result<(), Failure> {
         let drawn = self.curve.write(&self.run.file("loss.svg"))?;
         self.console.finish(table)?;
+        if table.is_some_and(EqualityTable::holds) {
+            self.console
+                .note("all ok: the run is what one device computes")?;
+        }
         if self.last < self.steps {
             self.console.note(&format!(
                 "stopped after step {} of {}",

@@ -4,8 +4,8 @@ use quintet_collectives::{DeviceMesh, ParamSpec, Placement};
 use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, RowParallelLinear, SelfAttention,
-    SwiGluMlp, VocabParallelEmbedding,
+    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, Mlp, RowParallelLinear,
+    SelfAttention, VocabParallelEmbedding,
 };
 
 use super::{Batch, TestCtx, Tokens, Trio, on_tp, value};
@@ -141,8 +141,8 @@ pub fn attention(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<S
     model(layer, mesh, tokens, spec)
 }
 
-pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<SwiGluMlp> {
-    let layer = SwiGluMlp::new(mesh, "mlp", spec).unwrap();
+pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<Mlp> {
+    let layer = Mlp::new(mesh, "mlp", spec).unwrap();
     model(layer, mesh, tokens, spec)
 }
 
@@ -227,9 +227,9 @@ impl Pass for Block {
     }
 }
 
-/// The branches of a block take their weights by name and keep the gradient that came in.
+/// The branches of a block lend the gradient that came in.
 macro_rules! branch {
-    ($branch:ty, $weights:literal) => {
+    ($branch:ty) => {
         impl Pass for $branch {
             fn ledger(&self) -> Vec<ParamSpec> {
                 self.params()
@@ -244,11 +244,8 @@ macro_rules! branch {
                 dy: CpuBuf<f64>,
                 grads: &mut [&mut [f64]],
             ) -> Done {
-                let weights: [&[f64]; $weights] = params.try_into().unwrap();
-                let (y, saved) = self.forward(ctx, batch, weights, x)?;
-                let (dx, saved) = self.backward_input(ctx, batch, weights, saved, &dy)?;
-                let grads: &mut [&mut [f64]; $weights] = grads.try_into().unwrap();
-                let grads = grads.each_mut().map(|g| &mut **g);
+                let (y, saved) = self.forward(ctx, batch, params, x)?;
+                let (dx, saved) = self.backward_input(ctx, batch, params, saved, &dy)?;
                 self.backward_weight(ctx, batch, saved, &dy, grads)?;
                 Ok((y, dx))
             }
@@ -256,8 +253,8 @@ macro_rules! branch {
     };
 }
 
-branch!(SelfAttention, 4);
-branch!(SwiGluMlp, 3);
+branch!(SelfAttention);
+branch!(Mlp);
 
 impl Pass for VocabParallelEmbedding {
     const INPUT: bool = false;

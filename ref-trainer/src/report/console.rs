@@ -18,6 +18,8 @@ pub struct Look {
     pub live: bool,
     /// Colours may be used.
     pub colour: bool,
+    /// Characters of a line.
+    pub columns: usize,
 }
 
 impl Look {
@@ -30,6 +32,7 @@ impl Look {
         Self {
             live,
             colour: live && !set("NO_COLOR"),
+            columns: if live { columns() } else { usize::MAX },
         }
     }
 }
@@ -181,22 +184,29 @@ impl Console {
     fn line(&self, report: &StepReport) -> String {
         let wide = self.steps.to_string().len();
         let mut line = format!(
-            "step: {:>wide$}/{}  loss: {:8.5}  grad_norm: {:7.4}  tps: {:>6.0}",
+            "step: {:>wide$}/{}  loss: {:7.5}  grad_norm: {:7.4}  tps: {:>6.0}",
             report.step,
             self.steps,
             report.loss,
             report.grad_norm,
             self.recent.tokens_per_s(),
         );
+        let held_out = report.held_out;
+        let held_out = held_out.map_or(String::new(), |loss| format!("  held_out: {loss:.5}"));
+        let mut idle = String::new();
         let waits = self.recent.waits();
         if !waits.is_empty() {
-            line += &format!("  wait: {waits}");
+            idle += &format!("  wait: {waits}");
         }
         if self.pipeline {
-            line += &format!("  bubble: {}", percent(self.recent.bubble()));
+            idle += &format!("  bubble: {}", percent(self.recent.bubble()));
         }
-        if let Some(loss) = report.held_out {
-            line += &self.paint("33", &format!("  held_out: {loss:.5}"));
+        // On a narrow terminal the live line alone tells who waits.
+        if line.len() + idle.len() + held_out.len() <= self.look.columns {
+            line += &idle;
+        }
+        if !held_out.is_empty() {
+            line += &self.paint("33", &held_out);
         }
         line + "\n"
     }
@@ -283,6 +293,20 @@ impl Recent {
             .collect();
         words.join(" ")
     }
+}
+
+/// The width of the terminal that stdout is; of one that does not say, no limit.
+#[cfg(unix)]
+fn columns() -> usize {
+    match rustix::termios::tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col > 0 => usize::from(size.ws_col),
+        _ => usize::MAX,
+    }
+}
+
+#[cfg(not(unix))]
+fn columns() -> usize {
+    usize::MAX
 }
 
 /// The round number of steps that makes at most 30 lines.

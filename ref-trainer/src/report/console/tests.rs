@@ -35,6 +35,7 @@ impl Write for Lost {
 const PLAIN: Look = Look {
     live: false,
     colour: false,
+    columns: usize::MAX,
 };
 
 fn step(step: u64) -> StepReport {
@@ -86,9 +87,28 @@ fn a_line_says_it_all() {
         })
         .unwrap();
     let golden = "\
-step:  40/300  loss:  2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%
-step:  41/300  loss:  2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%  held_out: 2.50000
+step:  40/300  loss: 2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%
+step:  41/300  loss: 2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%  held_out: 2.50000
 ";
+    assert_eq!(page.text(), golden);
+}
+
+#[test]
+fn a_narrow_terminal_gets_lines_that_fit() {
+    let page = Page::default();
+    let narrow = Look {
+        columns: 80,
+        ..PLAIN
+    };
+    let mut console = Console::new(&Job::demo(), 0, narrow, Box::new(page.clone()));
+    let report = StepReport {
+        held_out: Some(2.5),
+        ..step(40)
+    };
+    console.step(&report).unwrap();
+    let golden =
+        "step:  40/300  loss: 2.41873  grad_norm:  1.0312  tps:  21333  held_out: 2.50000\n";
+    assert!(golden.len() <= 80 + 1, "{}", golden.len());
     assert_eq!(page.text(), golden);
 }
 
@@ -114,6 +134,7 @@ fn json_is_steps_and_nothing_else() {
         Look {
             live: true,
             colour: true,
+            columns: usize::MAX,
         },
     );
     let steps: Vec<u64> = text
@@ -177,7 +198,7 @@ fn numbers_that_are_none_are_printed_too() {
     console.step(&report).unwrap();
     assert!(
         page.text()
-            .contains("loss:      NaN  grad_norm:     inf  tps:      0  bubble: -")
+            .contains("loss:     NaN  grad_norm:     inf  tps:      0  bubble: -")
     );
 }
 
