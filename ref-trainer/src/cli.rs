@@ -70,8 +70,10 @@ pub enum Weights {
 pub fn parse<I>(arguments: I, env: impl Fn(&str) -> Option<String>) -> Result<Command, Failure>
 where
     I: IntoIterator,
-    I::Item: Into<OsString> + Clone,
+    I::Item: Into<OsString>,
 {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    nameable(&arguments)?;
     let mut command = command();
     let cli = match command
         .try_get_matches_from_mut(arguments)
@@ -129,6 +131,22 @@ pub fn print(text: &str) -> Result<(), Failure> {
             Err(Failure::data(format!("cannot write to stdout: {e}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses what is not UTF-8 before anything is done: a run writes its arguments to a JSON file,
+/// which could not name such a path.
+fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
+    // The program's own name may be anything.
+    match arguments
+        .iter()
+        .skip(1)
+        .find(|word| word.to_str().is_none())
+    {
+        None => Ok(()),
+        Some(word) => Err(Failure::usage(format!(
+            "the argument {word:?} is not UTF-8, and a run's config.json could not name it; rename the file or folder"
+        ))),
     }
 }
 
@@ -191,6 +209,10 @@ Where one degree of a layout is given, those that are not are 1.
   quintet --config runs/0001/config.json   that run again
 
 Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";
+
+const VERIFY: &str = "\
+Without --dp, --tp and --pp the layout is dp 2 x tp 2 x pp 2; where one is given, those that are not are 1.
+Exit 0 only where all of it holds, 4 where something differs.";
 
 #[derive(Debug, Subcommand)]
 enum Sub {
@@ -277,7 +299,9 @@ fn command() -> clap::Command {
     };
     negative(Cli::command())
         .mut_subcommand("train", negative)
-        .mut_subcommand("verify", |verify| negative(output_hidden(verify)))
+        .mut_subcommand("verify", |verify| {
+            negative(output_hidden(verify)).after_help(VERIFY)
+        })
         .mut_subcommand("eval", negative)
         .mut_subcommand("trace", negative)
 }

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use quintet_collectives::transport::local::World;
 use quintet_kernels::{Cpu, Scalar};
 use quintet_planner::config::{Batch, Layout};
-use quintet_zero::checkpoint::{Saved, find, save};
-use quintet_zero::full::Full;
+use quintet_zero::Full;
+use quintet_zero::checkpoint::find;
 
 use crate::checkpoint::{about, job_of, probe};
 use crate::failure::Failure;
-use crate::groups::Aside;
+use crate::forecast::corpus;
 use crate::job::{Dtype, Job};
 use crate::model_config::Model;
 use crate::rank::{Begin, Rank};
@@ -88,35 +88,21 @@ fn to_checkpoint(from: &Path, to: &Path) -> Result<usize, Failure> {
     let counts = World::new(1)?.go(|comm| {
         let mut rank = Rank::<_, _, f32>::new(&job, Cpu::new(1), comm, Begin::Init)?;
         rank.fill_with(|entry, index| tensors[&entry.spec.name][index])?;
-        let chunks: Vec<Saved<'_, _, _>> = rank
-            .chunks
-            .iter()
-            .map(|c| Saved {
-                params: &c.params,
-                optimizer: &c.optimizer,
-            })
-            .collect();
-        save(
-            to,
-            &rank.device,
-            &Aside(&rank.groups),
-            &chunks,
-            &about(&job, 0)?,
-        )?;
+        rank.save(to, &about(&job, &corpus(&job)?, 0)?)?;
         Ok::<usize, Failure>(tensors.values().map(Vec::len).sum())
     })?;
     Ok(counts.into_iter().sum())
 }
 
 fn to_hugging_face(from: &Path, to: &Path) -> Result<usize, Failure> {
-    let (saved, _) = job_of(from)?;
     let job = Job {
         layout: Layout::single(),
-        ..saved
+        ..job_of(from)?.saved
     };
     let model = Model {
         seq: job.batch.seq,
         max_positions: job.batch.seq,
+        from_file: true,
         global_batch: job.batch.global_batch,
         config: job.model.clone(),
     };

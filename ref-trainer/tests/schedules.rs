@@ -5,6 +5,7 @@ mod common;
 
 use common::{cut, samples_of, small_job, with};
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_ref_trainer::checkpoint::about;
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::verify::verify;
@@ -74,7 +75,7 @@ fn a_checkpoint_moves_between_schedules() -> Result<(), Failure> {
             if load {
                 rank.load(&root, true)?;
             } else {
-                rank.save(&root, 1)?;
+                rank.save(&root, &about(rank.job, samples_of(job).corpus(), 1)?)?;
             }
             rank.full_params()
         })
