@@ -2,7 +2,7 @@
 
 use quintet_collectives::DType;
 use quintet_parallel_layers::Architecture;
-use quintet_planner::memory::{self, Bytes, fullest};
+use quintet_planner::states::{self, Bytes, fullest};
 use quintet_planner::traffic::{WireTypes, step, total};
 use quintet_planner::{Batch, Error, Layout, ModelConfig, validate};
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), Error> {
         validate(&model, &layout, &batch)?;
         let sent = total(&step(&model, &layout, &batch, types)?);
         println!("dp {dp} tp {tp} pp {pp} zero {zero_stage}: {sent:?}");
-        let held = fullest(&memory::step(&model, &layout, &batch, types, 2)?);
+        let held = fullest(&states::step(&model, &layout, &batch, types, 2)?);
         for (category, Bytes { at_rest, peak }) in held {
             println!("    {category}: {at_rest} bytes at rest, at most {peak}");
         }

@@ -13,10 +13,10 @@ pub enum Error {
     /// A layer was refused.
     #[error(transparent)]
     Layer(#[from] quintet_parallel_layers::Error),
-    /// A schedule was refused.
-    #[error(transparent)]
-    Schedule(#[from] quintet_parallel_layers::pipeline::Error),
     /// A flat layout was refused.
     #[error(transparent)]
     Zero(#[from] quintet_zero::Error),
+    /// The pipeline's schedule refuses.
+    #[error(transparent)]
+    Schedule(#[from] quintet_parallel_layers::pipeline::Error),
 }

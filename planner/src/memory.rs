@@ -1,168 +1,250 @@
-//! What a training step holds in memory: parameters, gradients and optimizer state of each rank,
-//! worked out from the ledger, the schedule and the ZeRO stage before anything is allocated.
+//! What a training step keeps in memory for its activations, worked out from config, ledger and
+//! schedule before anything runs.
 //!
-//! ```text
-//!               at rest                                  at the highest, beside that
-//! parameters    whole; ZeRO-3: chunks                    ZeRO-3: the bucket in use and the next
-//! gradients     whole; ZeRO-2, 3: chunks                 ZeRO-2, 3: the bucket being filled, those
-//!                                                        under way, and tables tied over stages
-//! optimizer     whole; ZeRO-1 to 3: chunks               nothing
-//! ```
+//! Per microbatch and layer, with t tokens, r of them on this rank between layers (r = t, or t / tp
+//! under sequence parallelism), d the hidden width, and q, k, f, v this rank's part of the query, KV,
+//! MLP and vocabulary widths:
 //!
-//! The figures equal what a device's meter counts under the tags of the same names, to the byte:
-//! `quintet verify` compares them in every run.
+//! | layer | forward saves | backward holds besides, at most |
+//! |-------|---------------|---------------------------------|
+//! | embedding | nothing | t d |
+//! | block | 2 r d + 2 t d + 2 t q + 2 t k + 3 t f, and 2 r + t heads statistics | 4 r d (2 t d under sequence parallelism) to the end of the stage's backward; for a time 2 t d and the larger of 3 t f and 2 t q + 2 t k |
+//! | head | r d + t d + t v, and r + 3 t statistics | r d to the end; for a time t v + t d |
+//!
+//! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
+//! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
+//! microbatches as its schedule holds at once, and between stages r d for each message under way.
 
 use alloc::collections::BTreeMap;
-use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use quintet_collectives::chunk::chunk_len;
 use quintet_collectives::{Axis, DeviceMesh};
-use quintet_parallel_layers::pipeline::Action;
-use quintet_zero::{Partition, WholeGrads, WholeParams, ZeroStage};
+use quintet_parallel_layers::MlpKind;
+use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
+use quintet_parallel_layers::pipeline::{Action, Schedule};
 
-use crate::model::{flat_layout, mesh, schedule};
+use crate::model::{StageLayer, mesh, norm_vectors, segments, stage_layers};
 use crate::traffic::WireTypes;
 use crate::{Batch, Error, Layout, ModelConfig};
 
-/// Bytes of one category on one rank.
+/// Bytes of activations on a rank. The most that is held at once lies between `saved` and
+/// `saved + work`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bytes {
-    /// Between steps.
-    pub at_rest: u64,
-    /// The most during a step.
-    pub peak: u64,
+pub struct Activations {
+    /// What forward saves, of all microbatches that the schedule holds at once.
+    pub saved: u64,
+    /// What backward and the messages between stages add to that, at most.
+    pub work: u64,
 }
 
-/// Bytes by category, named as the tags of allocations are.
-pub type Memory = BTreeMap<String, Bytes>;
-
-/// What every rank holds in a training step, in rank order; `moments` numbers of the accumulation
-/// type are kept for each parameter by the optimizer (two by AdamW), and a master weight where
-/// storage is narrower than that type.
+/// The activations of every rank in one training step, in rank order.
 ///
 /// # Errors
 /// Where the layout cannot be.
-pub fn step(
+pub fn activations(
     model: &ModelConfig,
     layout: &Layout,
     batch: &Batch,
     types: WireTypes,
-    moments: usize,
-) -> Result<Vec<Memory>, Error> {
+) -> Result<Vec<Activations>, Error> {
     let mesh = mesh(layout)?;
-    let acc = types.accumulation.bytes();
-    let schedule = schedule(model, layout, batch, &mesh, acc)?;
-    let state = moments + usize::from(types.storage != types.accumulation);
-    let rank = |rank| {
-        let chunks = partitions(model, layout, &mesh, rank, acc)?;
-        let actions = schedule.actions(mesh.index(rank, Axis::Pp));
-        let of = |(at_rest, peak): (usize, usize), bytes: usize| Bytes {
-            at_rest: (at_rest * bytes) as u64,
-            peak: (peak * bytes) as u64,
-        };
-        let state_len: usize = chunks.iter().map(state_len).sum();
-        let memory = [
-            ("parameters", of(params(&chunks)?, types.storage.bytes())),
-            ("gradients", of(gradients(&chunks, &actions)?, acc)),
-            ("optimizer", of((state_len, state_len), state * acc)),
-        ];
-        let named = |(name, bytes): (&str, Bytes)| (String::from(name), bytes);
-        Ok(memory.into_iter().map(named).collect())
-    };
-    (0..mesh.world()).map(rank).collect()
-}
-
-/// The fullest rank of each category.
-#[must_use]
-pub fn fullest(ranks: &[Memory]) -> Memory {
-    let mut most = Memory::new();
-    for (category, bytes) in ranks.iter().flatten() {
-        let most = most.entry(category.clone()).or_default();
-        most.at_rest = most.at_rest.max(bytes.at_rest);
-        most.peak = most.peak.max(bytes.peak);
-    }
-    most
-}
-
-fn partitions(
-    model: &ModelConfig,
-    layout: &Layout,
-    mesh: &DeviceMesh,
-    rank: usize,
-    grad_bytes: usize,
-) -> Result<Vec<Partition>, Error> {
-    let stage = ZeroStage::from_number(layout.zero_stage)?;
-    let of = |chunk| {
-        let flat = flat_layout(model, layout, mesh, rank, chunk, grad_bytes)?;
-        Ok(Partition::new(Arc::new(flat), stage))
-    };
-    (0..layout.chunks()).map(of).collect()
-}
-
-fn state_len(chunk: &Partition) -> usize {
-    let parts = 0..chunk.layout().parts().len();
-    parts.map(|part| chunk.state(part).len()).sum()
-}
-
-/// Elements of parameters at rest and at the highest. Passes do not overlap, so that whole copies
-/// are those of one pass of one chunk.
-fn params(chunks: &[Partition]) -> Result<(usize, usize), Error> {
-    let (mut at_rest, mut most) = (0, 0);
-    for chunk in chunks {
-        at_rest += WholeParams::new(chunk).at_rest();
-        for forward in [true, false] {
-            most = most.max(walk(chunk, forward, |_| ())?);
-        }
-    }
-    Ok((at_rest, at_rest + most))
-}
-
-/// One pass through a chunk under ZeRO-3: each bucket is gathered while the one before is in use,
-/// and released after its use. Tells each part as it is gathered, and comes to the most elements
-/// that whole copies have.
-pub(crate) fn walk(
-    chunk: &Partition,
-    forward: bool,
-    mut gathered: impl FnMut(usize),
-) -> Result<usize, Error> {
-    let mut buckets: Vec<usize> = (0..chunk.layout().buckets().len()).collect();
-    if forward {
-        buckets.reverse();
-    }
-    let (mut whole, mut most) = (WholeParams::new(chunk), 0);
-    for (at, &bucket) in buckets.iter().enumerate() {
-        let ahead = buckets.get(at + 1).copied();
-        for wanted in (at == 0).then_some(bucket).into_iter().chain(ahead) {
-            whole.want(wanted)?.into_iter().for_each(&mut gathered);
-        }
-        most = most.max(whole.len());
-        whole.done(bucket)?;
-    }
-    Ok(most)
-}
-
-/// Elements of gradients at rest and at the highest, as the stage's actions fill and reduce them.
-fn gradients(chunks: &[Partition], actions: &[Action]) -> Result<(usize, usize), Error> {
-    let mut whole: Vec<WholeGrads> = chunks.iter().map(WholeGrads::new).collect();
-    let at_rest: usize = whole.iter().map(WholeGrads::at_rest).sum();
-    let mut most = 0;
-    for action in actions {
-        match *action {
-            Action::BackwardWeight { chunk, segment, .. } => {
-                let layers = chunks[chunk].layout().buckets()[segment].layers.clone();
-                for layer in layers.rev() {
-                    whole[chunk].fill(layer)?;
+    let segments = segments(model, layout, &mesh, types.accumulation.bytes())?;
+    let mbs = batch.microbatches() / layout.dp;
+    let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &segments)?;
+    (0..mesh.world())
+        .map(|rank| {
+            let here = Here::new(model, layout, batch, types, &mesh, rank);
+            let stage = mesh.index(rank, Axis::Pp);
+            let (mut chunks, mut passing) = (Vec::new(), 0);
+            for chunk in 0..layout.chunks() {
+                let mut all = Bytes::default();
+                for layer in stage_layers(model, layout, &mesh, stage, chunk)? {
+                    let bytes = here.layer(model, &layer);
+                    all.saved += bytes.saved;
+                    all.kept += bytes.kept;
+                    passing = passing.max(bytes.passing);
                 }
-                most = most.max(whole.iter().map(WholeGrads::len).sum());
+                chunks.push(all);
             }
-            Action::ReduceGrads { chunk, bucket } => {
-                whole[chunk].reduce(bucket)?;
+            let (saved, most) = highest(&schedule.actions(stage), &chunks);
+            Ok(Activations {
+                saved,
+                work: most - saved + passing + here.boundaries(layout),
+            })
+        })
+        .collect()
+}
+
+/// The most that is saved at once, and that together with what backward keeps. Counted as
+/// [`laws::held`](quintet_parallel_layers::pipeline::laws::held) counts: from a forward to the last
+/// gradient of the parameters.
+fn highest(actions: &[Action], chunks: &[Bytes]) -> (u64, u64) {
+    let mut last = BTreeMap::new();
+    for (at, action) in actions.iter().enumerate() {
+        if let Action::BackwardWeight { mb, chunk, .. } = *action {
+            last.insert((mb, chunk), at);
+        }
+    }
+    let (mut saved, mut kept, mut peak, mut most) = (0, 0, 0, 0);
+    for (at, action) in actions.iter().enumerate() {
+        match *action {
+            Action::Forward { chunk, .. } => saved += chunks[chunk].saved,
+            Action::BackwardInput {
+                chunk, segment: 0, ..
+            } => kept += chunks[chunk].kept,
+            Action::BackwardWeight { mb, chunk, .. } if last.get(&(mb, chunk)) == Some(&at) => {
+                saved -= chunks[chunk].saved;
+                kept -= chunks[chunk].kept;
             }
             _ => {}
         }
+        (peak, most) = (peak.max(saved), most.max(saved + kept));
     }
-    Ok((at_rest, at_rest + most))
+    (peak, most)
+}
+
+/// Elements that forward saves of one microbatch of `tokens`, over all the ranks of a replica:
+/// exact on one rank, a lower bound on several, which hold some of it several times. Costs nothing
+/// for models of any size.
+#[must_use]
+pub fn microbatch(model: &ModelConfig, tokens: usize) -> u128 {
+    let m = model;
+    let sum = |parts: &[(usize, usize)]| {
+        parts.iter().fold(0_u128, |sum, &(times, width)| {
+            sum.saturating_add((times as u128).saturating_mul(width as u128))
+        })
+    };
+    let (times, stats) = (mlp_widths(m), norm_vectors(m.architecture.norm));
+    let heads = sum(&[(2, m.heads), (2, m.kv_heads)]).saturating_mul(m.head_dim as u128);
+    let block = sum(&[(4, m.hidden), (times, m.ffn), (1, m.heads), (2, stats)]);
+    let block = block.saturating_add(heads);
+    let head = sum(&[(2, m.hidden), (1, m.vocab), (3, 1), (1, stats)]);
+    block
+        .saturating_mul(m.layers as u128)
+        .saturating_add(head)
+        .saturating_mul(tokens as u128)
+}
+
+/// Values of the MLP's width that its forward saves.
+fn mlp_widths(model: &ModelConfig) -> usize {
+    match model.architecture.mlp {
+        MlpKind::SwiGlu => 3,
+        MlpKind::Gelu => 2,
+    }
+}
+
+/// A layer's bytes of one microbatch.
+#[derive(Default)]
+struct Bytes {
+    saved: u64,
+    /// More than that after its backward_input.
+    kept: u64,
+    /// More than that for a time.
+    passing: u64,
+}
+
+/// What a rank holds of a microbatch.
+struct Here {
+    /// Ranks of tp, and this one's place among them.
+    tp: (usize, usize),
+    stage: usize,
+    sequence_parallel: bool,
+    /// Tokens of a microbatch, those of this rank between layers, hidden width.
+    t: u64,
+    r: u64,
+    d: u64,
+    /// Bytes of an element and of a statistic.
+    e: u64,
+    a: u64,
+}
+
+impl Here {
+    fn new(
+        model: &ModelConfig,
+        layout: &Layout,
+        batch: &Batch,
+        types: WireTypes,
+        mesh: &DeviceMesh,
+        rank: usize,
+    ) -> Self {
+        let (t, tp) = (
+            batch.micro_batch * batch.seq,
+            (layout.tp, mesh.index(rank, Axis::Tp)),
+        );
+        let r = if layout.sequence_parallel {
+            chunk_len(t, tp.0, tp.1)
+        } else {
+            t
+        };
+        Self {
+            tp,
+            stage: mesh.index(rank, Axis::Pp),
+            sequence_parallel: layout.sequence_parallel,
+            t: t as u64,
+            r: r as u64,
+            d: model.hidden as u64,
+            e: types.storage.bytes() as u64,
+            a: types.accumulation.bytes() as u64,
+        }
+    }
+
+    /// This rank's part of a width.
+    fn part(&self, width: usize) -> u64 {
+        chunk_len(width, self.tp.0, self.tp.1) as u64
+    }
+
+    fn layer(&self, model: &ModelConfig, layer: &StageLayer) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let stats = a * r * norm_vectors(model.architecture.norm) as u64;
+        match layer {
+            StageLayer::Embed(_) => Bytes {
+                saved: 0,
+                kept: e * t * d,
+                passing: e * t * d,
+            },
+            StageLayer::Block(_) => self.block(model, stats),
+            StageLayer::Head(_) => {
+                let v = self.part(model.vocab);
+                Bytes {
+                    saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
+                    kept: e * r * d,
+                    passing: e * t * (v + d) + a * t,
+                }
+            }
+        }
+    }
+
+    /// `stats` are the bytes of one norm's statistics.
+    fn block(&self, model: &ModelConfig, stats: u64) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let whole = if self.sequence_parallel { 2 * t * d } else { 0 };
+        let heads = self.part(model.heads);
+        // With fewer KV heads than ranks, neighbours hold the same one.
+        let kv_heads = (model.kv_heads / self.tp.0).max(1) as u64;
+        let (width, f) = (model.head_dim as u64, self.part(model.ffn));
+        let (q, k) = (heads * width, kv_heads * width);
+        let (mlp, attention) = (e * 3 * t * f, e * 2 * t * (q + k) + a * t * heads);
+        let mut bytes = Bytes {
+            saved: e * (2 * r * d + 2 * t * (d + q + k) + mlp_widths(model) as u64 * t * f)
+                + 2 * stats
+                + a * t * heads,
+            kept: e * (4 * r * d + whole),
+            passing: e * 2 * t * d + mlp.max(attention),
+        };
+        if model.architecture.qk_norm {
+            bytes.saved += e * t * (q + k) + a * t * (heads + kv_heads);
+            bytes.kept += e * t * (q + k);
+        }
+        bytes
+    }
+
+    /// Messages under way, and the buffers that some come in: of all chunks that have a neighbour.
+    fn boundaries(&self, layout: &Layout) -> u64 {
+        let places = (0..layout.chunks()).map(|chunk| layout.route().place(self.stage, chunk));
+        let neighbours = places.map(|p| u64::from(p > 0) + u64::from(p + 1 < layout.places()));
+        neighbours.sum::<u64>() * (IN_FLIGHT as u64 + 1) * self.e * self.r * self.d
+    }
 }
 
 #[cfg(test)]
@@ -170,69 +252,95 @@ mod tests {
     use super::*;
     use quintet_collectives::DType;
     use quintet_parallel_layers::Architecture;
+    use quintet_parallel_layers::pipeline::ScheduleKind;
 
-    fn held(layout: &Layout) -> Vec<Memory> {
-        let model = ModelConfig {
-            vocab: 11,
-            hidden: 6,
-            layers: 5,
-            heads: 2,
-            kv_heads: 1,
-            head_dim: 4,
-            ffn: 7,
+    fn model() -> ModelConfig {
+        ModelConfig {
+            vocab: 51,
+            hidden: 24,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 10,
+            ffn: 14,
             rope_theta: 1e4,
             norm_eps: 1e-5,
-            tied: false,
+            tied: true,
             architecture: Architecture::LLAMA,
-        };
+        }
+    }
+
+    fn saved(layout: &Layout) -> Result<Vec<u64>, Error> {
         let batch = Batch {
-            seq: 4,
+            seq: 8,
             micro_batch: 1,
-            global_batch: 24,
+            global_batch: 8,
         };
         let types = WireTypes {
-            storage: DType::Bf16,
+            storage: DType::F32,
             accumulation: DType::F32,
         };
-        step(&model, layout, &batch, types, 2).unwrap()
+        let ranks = activations(&model(), layout, &batch, types)?;
+        Ok(ranks.iter().map(|rank| rank.saved).collect())
     }
 
-    fn at_rest(ranks: &[Memory], category: &str) -> u64 {
-        ranks.iter().map(|rank| rank[category].at_rest).sum()
-    }
-
-    /// Over all ranks, what is cut is there once for each group that shards it, the rest on each.
     #[test]
-    fn what_is_cut_is_there_once() {
-        let one = held(&Layout::single());
-        let all = ["parameters", "gradients", "optimizer"];
-        let whole = all.map(|category| at_rest(&one, category));
-        // Storage of 2 bytes; gradients of 4; two moments and master weights of 4.
-        assert_eq!([whole[0] * 2, whole[0] * 6], [whole[1], whole[2]]);
-        for (hybrid_shard_size, groups) in [(None, 1), (Some(3), 2), (Some(2), 3), (Some(1), 6)] {
-            for zero_stage in 1..=3 {
-                let ranks = held(&Layout {
-                    dp: 6,
-                    bucket_bytes: 1,
-                    zero_stage,
-                    hybrid_shard_size,
-                    ..Layout::single()
-                });
-                let kept = ZeroStage::from_number(zero_stage).unwrap().kept();
-                let cut =
-                    [kept.param, kept.grad, kept.state].map(|k| k == quintet_zero::Keep::Chunk);
-                for (i, category) in all.iter().enumerate() {
-                    let times = if cut[i] { groups } else { 6 };
-                    assert_eq!(at_rest(&ranks, category), times * whole[i], "{category}");
-                    let beyond = |rank: &Memory| rank[*category].peak > rank[*category].at_rest;
-                    let gathered = cut[i] && i < 2 && hybrid_shard_size != Some(1);
-                    assert_eq!(
-                        ranks.iter().all(beyond),
-                        gathered,
-                        "{category} {zero_stage}"
-                    );
-                }
-            }
-        }
+    fn one_rank_is_the_closed_form() -> Result<(), Error> {
+        let one = saved(&Layout::single())?;
+        assert_eq!(
+            one.iter().map(|b| u128::from(*b)).collect::<Vec<_>>(),
+            [4 * microbatch(&model(), 8)]
+        );
+        assert_eq!(
+            microbatch(
+                &ModelConfig {
+                    vocab: usize::MAX,
+                    ..model()
+                },
+                usize::MAX
+            ),
+            u128::MAX
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_stage_holds_what_its_schedule_lets_it() -> Result<(), Error> {
+        let layout = |schedule| Layout {
+            pp: 4,
+            schedule,
+            ..Layout::single()
+        };
+        let (all, few) = (
+            saved(&layout(ScheduleKind::GPipe))?,
+            saved(&layout(ScheduleKind::OneFOneB))?,
+        );
+        // GPipe all 8, 1F1B p - s of them; the stages in the middle have one block each.
+        assert_eq!(all[1], all[2]);
+        assert_eq!(
+            [few[0], few[1], few[2], few[3]],
+            [all[0] / 2, all[1] / 8 * 3, all[2] / 4, all[3] / 8]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn sequence_parallelism_keeps_less_and_tp_never_more() -> Result<(), Error> {
+        let tp = Layout {
+            tp: 4,
+            ..Layout::single()
+        };
+        let (one, cut) = (saved(&Layout::single())?, saved(&tp)?);
+        let less = saved(&Layout {
+            sequence_parallel: true,
+            ..tp
+        })?;
+        assert!(
+            cut.iter()
+                .zip(&less)
+                .all(|(cut, less)| less < cut && *cut < one[0])
+        );
+        assert!(less.iter().sum::<u64>() >= one[0]);
+        Ok(())
     }
 }

@@ -1,15 +1,18 @@
 //! What is known of a run before its first message.
 
+use quintet_parallel_layers::pipeline::laws::held;
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
-use quintet_planner::memory::fullest;
-use quintet_planner::model::{flat_layout, mesh, schedule};
+use quintet_planner::memory::activations;
+use quintet_planner::model::{flat_layout, mesh};
+use quintet_planner::states::fullest;
 use quintet_planner::traffic::total;
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
-use crate::job::{DataSource, Dtype, Job};
+use crate::job::{DataSource, Job};
+use crate::rank::schedule;
 use crate::report::{Forecast, human};
-use crate::verify::{predicted_memory, predicted_ranks};
+use crate::verify::{predicted_memory, predicted_ranks, wire_types};
 
 /// The job's text.
 ///
@@ -44,10 +47,7 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
 /// Where the layout cannot be.
 pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     let mesh = mesh(&job.layout)?;
-    let width = match job.dtype {
-        Dtype::F64 => 8,
-        Dtype::F32 => 4,
-    };
+    let width = job.dtype.bytes();
     let mut forecast = Forecast {
         data: format!(
             "{} ({})",
@@ -64,17 +64,22 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     if !train.is_empty() && !held_out.is_empty() {
         forecast.unigram_entropy = Some(unigram_cross_entropy(train, held_out));
     }
+    let kept = activations(&job.model, &job.layout, &job.batch, wire_types(job))?;
     for rank in 0..mesh.world() {
         for chunk in 0..job.layout.chunks() {
             let flat = flat_layout(&job.model, &job.layout, &mesh, rank, chunk, width)?;
             let counted: usize = flat.counted().iter().map(|piece| piece.range.len()).sum();
             forecast.parameters += counted as u64;
         }
+        let most = forecast.memory.entry("activations".into()).or_default();
+        *most = (*most).max(kept[rank].saved + kept[rank].work);
     }
     let most = fullest(&predicted_memory(job)?).into_iter();
-    forecast.memory = most.map(|(name, bytes)| (name, bytes.peak)).collect();
+    forecast
+        .memory
+        .extend(most.map(|(name, bytes)| (name, bytes.peak)));
     if job.layout.pp > 1 {
-        let schedule = schedule(&job.model, &job.layout, &job.batch, &mesh, width)?;
+        let schedule = schedule(job, &mesh, width)?;
         let time = StageTime {
             forward: 1.0,
             backward_input: 1.0,
@@ -82,6 +87,7 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         };
         let played = simulate(&schedule, &Durations::equal(job.layout.places(), time, 0.0))?;
         forecast.bubble = Some(played.bubble());
+        forecast.held = schedule.all().iter().map(|actions| held(actions)).max();
     }
     Ok(forecast)
 }

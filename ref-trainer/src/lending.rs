@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Gather(chunk)      begin(first)            on the wire while the message of the neighbour is
-//! Forward, Backward  enter(k, next k + 1)    k has arrived, k + 1 is on the wire beside k's layers
+//! Forward, Backward  ready(k) begin(k + 1)   k has arrived, k + 1 is on the wire beside k's layers
 //!                    leave(k)
 //! Release(chunk)     end()
 //! ```
@@ -30,7 +30,7 @@ impl<B: Backend, C: Collectives<B>, E: Scalar> Default for Lending<B, C, E> {
 }
 
 impl<B: Backend, C: Collectives<B>, E: Scalar> Lending<B, C, E> {
-    /// Starts to gather a segment.
+    /// Starts to gather a segment, where that is not done already.
     ///
     /// # Errors
     /// What a collective fails with.
@@ -47,26 +47,18 @@ impl<B: Backend, C: Collectives<B>, E: Scalar> Lending<B, C, E> {
         Ok(())
     }
 
-    /// Waits for a segment that is to be used now, and starts to gather the next.
+    /// Waits for a segment that is to be used now.
     ///
     /// # Errors
     /// What a collective fails with.
-    pub fn enter(
-        &mut self,
-        params: &mut ParamStore<B, E>,
-        groups: &impl Groups<C>,
-        segment: usize,
-        next: Option<usize>,
-    ) -> Result<(), Failure> {
-        self.begin(params, groups, segment)?;
-        self.under_way.end_bucket(params, segment)?;
-        next.map_or(Ok(()), |next| self.begin(params, groups, next))
+    pub fn ready(&mut self, params: &mut ParamStore<B, E>, segment: usize) -> Result<(), Failure> {
+        Ok(self.under_way.end_bucket(params, segment)?)
     }
 
     /// Lets a segment go.
     ///
     /// # Errors
-    /// Where it was not entered.
+    /// Where it was not begun.
     pub fn leave(&mut self, params: &mut ParamStore<B, E>, segment: usize) -> Result<(), Failure> {
         self.wanted.retain(|&s| s != segment);
         Ok(params.release(segment)?)

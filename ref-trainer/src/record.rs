@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use quintet_collectives::Communicator;
 use quintet_collectives::transport::local::{Local, World};
 use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag};
-use quintet_planner::memory::{Bytes, Memory};
+use quintet_planner::states::{Bytes, Memory};
 
 use crate::compare::Tensors;
 use crate::data::Samples;

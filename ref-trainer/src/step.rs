@@ -24,11 +24,11 @@ use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::lending::Lending;
 use crate::microbatch::upload;
-use crate::model::{Device, Forward, StageSaved};
+use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 
 /// What the forward and backward passes of a step leave, equal on every rank.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gradients {
     /// Mean loss in nats per valid token of the whole batch; 0 where there is none.
     pub loss: f64,
@@ -38,8 +38,8 @@ pub struct Gradients {
     pub norm: f64,
     /// Whether some rank was asked to stop.
     pub stop: bool,
-    /// CPU time of this stage's passes, summed over the step.
-    pub times: StageTime,
+    /// CPU time of the passes of each of this rank's chunks, summed over the step.
+    pub times: Vec<StageTime>,
 }
 
 impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
@@ -62,7 +62,6 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
-        let actions = self.schedule.actions(self.stage_index());
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
@@ -70,8 +69,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             },
             groups: &self.groups,
             lending: lending(&self.chunks),
+            times: vec![StageTime::default(); self.chunks.len()],
             chunks: &mut self.chunks,
-            actions: &actions,
+            actions: &self.actions,
             at: 0,
             training: true,
             microbatches: &mine,
@@ -79,9 +79,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
-            times: StageTime::default(),
         };
-        self.stage.run(&actions, &mut pass)?;
+        self.stage.run(&self.actions, &mut pass)?;
         let (loss, times) = (pass.loss, pass.times);
         for chunk in &mut self.chunks {
             chunk.grads.finish(&self.groups)?;
@@ -134,7 +133,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// As [`Rank::accumulate`].
     pub fn evaluate(&mut self, microbatches: &[Vec<Sample>]) -> Result<(f64, f64), Failure> {
         let valid: usize = microbatches.iter().flatten().map(Sample::valid).sum();
-        let actions = forward_only(&self.schedule, microbatches.len(), self.stage_index())?;
+        let actions = self
+            .schedule
+            .forward_only(self.stage_index(), microbatches.len());
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
@@ -142,6 +143,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             },
             groups: &self.groups,
             lending: lending(&self.chunks),
+            times: vec![StageTime::default(); self.chunks.len()],
             chunks: &mut self.chunks,
             actions: &actions,
             at: 0,
@@ -151,12 +153,11 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
-            times: StageTime::default(),
         };
         self.stage.run(&actions, &mut pass)?;
         let loss = pass.loss;
         // Each replica's tokens are counted once: on the rank that also reports their loss.
-        let last = self.stage_index() + 1 == self.job.layout.pp && self.groups.tp.rank() == 0;
+        let last = self.takes_the_loss() && self.groups.tp.rank() == 0;
         let valid = if last { valid as f64 } else { 0.0 };
         let [loss, valid] = self.sum(&self.groups.world, [loss, valid])?;
         Ok((loss, valid))
@@ -184,7 +185,7 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     groups: &'a Groups<C>,
     chunks: &'a mut [Chunk<B, C, E>],
     /// By chunk.
-    lending: Vec<Lending<B, C, E>>,
+    lending: Vec<Lendings<B, C, E>>,
     actions: &'a [Action],
     /// Actions that have begun.
     at: usize,
@@ -196,22 +197,24 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
     clock: f64,
-    times: StageTime,
+    times: Vec<StageTime>,
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     type Error = Failure;
 
     fn gather(&mut self, chunk: usize) -> Result<(), Failure> {
-        let Some(first) = self.first_segment(chunk) else {
-            return Ok(());
-        };
-        let params = &mut self.chunks[chunk].params;
-        self.lending[chunk].begin(params, self.groups, first)
+        match self.first_segment(chunk) {
+            Some(first) => self.begin(chunk, first),
+            None => Ok(()),
+        }
     }
 
     fn release(&mut self, chunk: usize) -> Result<(), Failure> {
-        self.lending[chunk].end(&mut self.chunks[chunk].params)
+        self.lending[chunk]
+            .own
+            .end(&mut self.chunks[chunk].params)?;
+        self.lending[chunk].table.end(&mut self.chunks[0].params)
     }
 
     fn forward(
@@ -221,18 +224,15 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
-        let lending = &mut self.lending[chunk];
-        let Chunk {
-            model,
-            params,
-            segments,
-            ..
-        } = &mut self.chunks[chunk];
         let mut done = Forward::begin(batch, input);
-        for (segment, run) in segments.iter().enumerate().rev() {
-            lending.enter(params, self.groups, segment, segment.checked_sub(1))?;
-            done = model.forward(&self.ctx, params, run.clone(), done)?;
-            lending.leave(params, segment)?;
+        for segment in (0..self.chunks[chunk].segments.len()).rev() {
+            self.enter(chunk, segment, segment.checked_sub(1))?;
+            let Chunk {
+                model, segments, ..
+            } = &self.chunks[chunk];
+            let params = lent(self.chunks, chunk);
+            done = model.forward(&self.ctx, &params, segments[segment].clone(), done)?;
+            self.leave(chunk, segment)?;
         }
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
@@ -250,31 +250,37 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         segment: usize,
         dout: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
+        let last = self.chunks[chunk].segments.len();
+        self.enter(
+            chunk,
+            segment,
+            Some(segment + 1).filter(|&next| next < last),
+        )?;
         let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
-        let lending = &mut self.lending[chunk];
+        let params = lent(self.chunks, chunk);
         let Chunk {
-            model,
-            params,
-            segments,
-            ..
-        } = &mut self.chunks[chunk];
-        let next = Some(segment + 1).filter(|&next| next < segments.len());
-        lending.enter(params, self.groups, segment, next)?;
+            model, segments, ..
+        } = &self.chunks[chunk];
         let run = segments[segment].clone();
-        let din = model.backward_input(&self.ctx, params, saved, run, dout)?;
-        lending.leave(params, segment)?;
+        let din = model.backward_input(&self.ctx, &params, saved, run, dout)?;
+        self.leave(chunk, segment)?;
         Ok(din)
     }
 
     fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Failure> {
         let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
+        let (before, rest) = self.chunks.split_at_mut(chunk);
         let Chunk {
             model,
             segments,
-            grads,
+            borrows_table,
+            grads: own,
             ..
-        } = &mut self.chunks[chunk];
-        model.backward_weight(&self.ctx, saved, segments[segment].clone(), grads)?;
+        } = &mut rest[0];
+        let lender = before.first_mut().filter(|_| *borrows_table);
+        let table = lender.map(|first| &mut first.grads);
+        let mut grads = LentGrads { own, table };
+        model.backward_weight(&self.ctx, saved, segments[segment].clone(), &mut grads)?;
         if segment + 1 == segments.len() {
             self.saved.remove(&(mb, chunk));
         }
@@ -290,10 +296,10 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         self.at += usize::from(moment == Moment::Begin);
         if moment == Moment::End {
             let time = now - self.clock;
-            match action {
-                Action::Forward { .. } => self.times.forward += time,
-                Action::BackwardInput { .. } => self.times.backward_input += time,
-                Action::BackwardWeight { .. } => self.times.backward_weight += time,
+            match *action {
+                Action::Forward { chunk, .. } => self.times[chunk].forward += time,
+                Action::BackwardInput { chunk, .. } => self.times[chunk].backward_input += time,
+                Action::BackwardWeight { chunk, .. } => self.times[chunk].backward_weight += time,
                 _ => {}
             }
         }
@@ -302,6 +308,39 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
+    /// Starts to gather a segment of a chunk, and the table that its head borrows of chunk 0.
+    fn begin(&mut self, chunk: usize, segment: usize) -> Result<(), Failure> {
+        let (groups, lending) = (self.groups, &mut self.lending[chunk]);
+        let params = &mut self.chunks[chunk].params;
+        lending.own.begin(params, groups, segment)?;
+        if let Some(table) = table_segment(self.chunks, chunk, segment) {
+            let params = &mut self.chunks[0].params;
+            lending.table.begin(params, groups, table)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a segment that is to be used now, and starts to gather the next.
+    fn enter(&mut self, chunk: usize, segment: usize, next: Option<usize>) -> Result<(), Failure> {
+        self.begin(chunk, segment)?;
+        let lending = &mut self.lending[chunk];
+        lending.own.ready(&mut self.chunks[chunk].params, segment)?;
+        if let Some(table) = table_segment(self.chunks, chunk, segment) {
+            lending.table.ready(&mut self.chunks[0].params, table)?;
+        }
+        next.map_or(Ok(()), |next| self.begin(chunk, next))
+    }
+
+    /// Lets a segment go that has been used.
+    fn leave(&mut self, chunk: usize, segment: usize) -> Result<(), Failure> {
+        let lending = &mut self.lending[chunk];
+        lending.own.leave(&mut self.chunks[chunk].params, segment)?;
+        match table_segment(self.chunks, chunk, segment) {
+            Some(table) => lending.table.leave(&mut self.chunks[0].params, table),
+            None => Ok(()),
+        }
+    }
+
     /// The segment that the pass which begins now uses first; none where it uses none.
     fn first_segment(&self, of: usize) -> Option<usize> {
         let rest = self.actions.get(self.at..).unwrap_or_default();
@@ -323,29 +362,46 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
     }
 }
 
-/// The forward half of a schedule over `microbatches`.
-fn forward_only(
-    schedule: &quintet_parallel_layers::pipeline::Schedule,
-    microbatches: usize,
-    stage: usize,
-) -> Result<Vec<Action>, Failure> {
-    use quintet_parallel_layers::pipeline::Schedule;
-    let ones = vec![1; schedule.stages() * schedule.chunks()];
-    let all = Schedule::new(schedule.kind(), schedule.stages(), microbatches, &ones)?;
-    let forward = |action: &Action| {
-        matches!(
-            action,
-            Action::RecvForward { .. } | Action::Forward { .. } | Action::SendForward { .. }
-        )
-    };
-    Ok(all.actions(stage).into_iter().filter(forward).collect())
+/// The parameters of a chunk, and of whom it borrows.
+fn lent<B: Device, C: Collectives<B>, E: Scalar>(
+    chunks: &[Chunk<B, C, E>],
+    chunk: usize,
+) -> Lent<'_, B, E> {
+    let (own, first) = (&chunks[chunk], chunks.first());
+    let lender = first.filter(|_| own.borrows_table);
+    Lent {
+        own: &own.params,
+        table: lender.map(|first| &first.params),
+    }
+}
+
+/// What is gathered for the passes of one chunk.
+struct Lendings<B: Device, C: Collectives<B>, E: Scalar> {
+    own: Lending<B, C, E>,
+    /// Of chunk 0, where that holds the table of this one's head.
+    table: Lending<B, C, E>,
 }
 
 /// Nothing gathered yet of any chunk.
 fn lending<B: Device, C: Collectives<B>, E: Scalar>(
     chunks: &[Chunk<B, C, E>],
-) -> Vec<Lending<B, C, E>> {
-    chunks.iter().map(|_| Lending::default()).collect()
+) -> Vec<Lendings<B, C, E>> {
+    let none = |_| Lendings {
+        own: Lending::default(),
+        table: Lending::default(),
+    };
+    chunks.iter().map(none).collect()
+}
+
+/// The segment of chunk 0 in which the table lies that a segment's head borrows: a chunk's head is
+/// in segment 0, the embedding in the last one of chunk 0.
+fn table_segment<B: Device, C: Collectives<B>, E: Scalar>(
+    chunks: &[Chunk<B, C, E>],
+    chunk: usize,
+    segment: usize,
+) -> Option<usize> {
+    let borrows = segment == 0 && chunks[chunk].borrows_table;
+    chunks[0].segments.len().checked_sub(1).filter(|_| borrows)
 }
 
 fn unsaved() -> Failure {

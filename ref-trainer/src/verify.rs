@@ -12,7 +12,7 @@ use std::fmt;
 
 use quintet_collectives::DType;
 use quintet_planner::Layout;
-use quintet_planner::memory::{self, Bytes, Memory};
+use quintet_planner::states::{self, Bytes, Memory};
 use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
@@ -25,7 +25,9 @@ use crate::job::{Dtype, Job, OptimizerKind};
 use crate::oracle::{self, AdamW, Params, Sgd};
 use crate::rank::{Begin, rule};
 use crate::record::{Record, Step, record};
+use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
+use crate::tolerance::{bound, floor};
 
 /// What a proof found; `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -174,15 +176,6 @@ pub struct BitEqual {
     pub params: bool,
 }
 
-/// The bound on relative differences from the oracle, by type.
-#[must_use]
-pub fn bound(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F64 => 1e-9,
-        Dtype::F32 => 1e-4,
-    }
-}
-
 /// What a verdict is made from.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
@@ -198,23 +191,13 @@ pub struct Evidence {
     pub memory: Vec<Memory>,
 }
 
-/// Share of the largest gradient below which a parameter's is judged as if it had that size (see
-/// [`compare_above`]): some hundred roundings of the largest then stay below the bound. Also the
-/// loss, in nats, below which one is judged as if it were that.
-#[must_use]
-pub fn floor(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F64 => 1e-5,
-        Dtype::F32 => 1e-2,
-    }
-}
-
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
 /// twin.
 ///
 /// # Errors
 /// Where one of them cannot run; a difference is no error but a verdict.
 pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
+    has_room(job)?;
     Ok(judge(job, &evidence(job, samples)?))
 }
 
@@ -239,8 +222,12 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
-    let types = types(job.dtype);
-    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+    Ok(traffic::step(
+        &job.model,
+        &job.layout,
+        &job.batch,
+        wire_types(job),
+    )?)
 }
 
 /// Bytes that each rank holds by category, before anything is allocated.
@@ -248,8 +235,8 @@ pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
-    let (types, moments) = (types(job.dtype), rule(job).moments().len());
-    Ok(memory::step(
+    let (types, moments) = (wire_types(job), rule(job).moments().len());
+    Ok(states::step(
         &job.model,
         &job.layout,
         &job.batch,
@@ -258,8 +245,10 @@ pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
     )?)
 }
 
-fn types(dtype: Dtype) -> WireTypes {
-    let dtype = match dtype {
+/// The types that a job computes and sends in.
+#[must_use]
+pub fn wire_types(job: &Job) -> WireTypes {
+    let dtype = match job.dtype {
         Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
     };
@@ -440,7 +429,7 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
 }
 
 fn on_the_fullest(ranks: &[Memory]) -> BTreeMap<String, Held> {
-    let most = memory::fullest(ranks).into_iter();
+    let most = states::fullest(ranks).into_iter();
     let held = |Bytes { at_rest, peak }| Held { at_rest, peak };
     most.map(|(category, bytes)| (category, held(bytes)))
         .collect()

@@ -9,10 +9,10 @@ use std::time::Duration;
 mod common;
 
 use common::{cut, samples_of, small_job, with};
+use quintet_collectives::plan::Operation;
 use quintet_collectives::transport::delay::Delay;
 use quintet_collectives::transport::local::{Local, World};
 use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
-use quintet_collectives::plan::Operation;
 use quintet_collectives::{Communicator, Result};
 use quintet_kernels::Cpu;
 use quintet_ref_trainer::rank::{Begin, Rank};
@@ -107,19 +107,29 @@ fn the_next_segment_is_gathered_while_one_computes() {
         };
         let gathers = at("dp gradients", Operation::AllGather);
         let tp = at("tp", Operation::AllReduce);
-        assert_eq!(gathers.len(), 2 * (blocks + 2), "embedding, blocks, head, twice");
+        assert_eq!(
+            gathers.len(),
+            2 * (blocks + 2),
+            "embedding, blocks, head, twice"
+        );
         // The table has one sum over tp, a block two forward and two backward, the head two and one.
         assert_eq!(tp.len(), 1 + 2 * blocks + 2 + 1 + 2 * blocks);
         for k in 0..blocks {
             // Between the two sums of block k the wire has had 10 ms for what was issued before it.
             let (second, next) = (tp[2 + 2 * k], gathers[k + 2]);
-            assert!(next < second, "forward: block {k} computes before the next is sent: {log:?}");
+            assert!(
+                next < second,
+                "forward: block {k} computes before the next is sent: {log:?}"
+            );
             let (second, next) = (tp[2 * blocks + 5 + 2 * k], gathers[blocks + 4 + k]);
             assert!(next < second, "backward: {k} blocks back: {log:?}");
         }
         // And not two ahead: what comes after the next is gathered only when a segment is done.
         for k in 0..blocks - 1 {
-            assert!(gathers[k + 3] > tp[1 + 2 * k], "two segments ahead: {log:?}");
+            assert!(
+                gathers[k + 3] > tp[1 + 2 * k],
+                "two segments ahead: {log:?}"
+            );
         }
     }
 }
