@@ -22,7 +22,7 @@
 //! | 3 `Three` | 1/N        | 1/N       | 1/N             | not built yet                               |
 //!
 //! N is dp x cp for dense parameters and edp for those of experts. Stages 0 and 1 have the same
-//! bits, the norm included.
+//! bits, the norm included ([`exact`]).
 //!
 //! # A flat layout
 //!
