@@ -1,4 +1,5 @@
-//! Stages as threads over channels, with a chain of affine maps whose gradients are exact.
+//! Stages as threads, with a chain of affine maps whose gradients are exact: over channels whose
+//! sends are over only when taken, and over the transport that trainers use.
 
 #[path = "pipeline/fake.rs"]
 mod fake;
@@ -8,9 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use fake::{Channels, Held, Host, group};
+use fake::{Host, group};
 use quintet_collectives::Error as WireError;
-use quintet_kernels::{Backend, Error as KernelError, Tag};
+use quintet_collectives::transport::local::World;
+use quintet_kernels::{Backend, Collectives, Cpu, Error as KernelError, Tag};
 use quintet_parallel_layers::pipeline::{
     Action, Error as PipelineError, Moment, Route, Schedule, ScheduleKind, Stage, Work, laws,
 };
@@ -44,8 +46,8 @@ impl From<KernelError> for Error {
 /// Layer `l` of the whole model, one per segment: y = a x + b with a = 2, b = l + 1; the loss is
 /// the sum of the last y. `da` and `db` are its gradients.
 #[derive(Default)]
-struct Chain {
-    backend: Host,
+struct Chain<B: Backend> {
+    backend: B,
     /// By chunk: global number of its first layer, layers in it.
     chunks: Vec<(usize, usize)>,
     /// Layers in the model.
@@ -77,18 +79,23 @@ fn layer(l: usize, x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| 2.0 * x + (l + 1) as f64).collect()
 }
 
-impl Chain {
+impl<B: Backend> Chain<B> {
     /// Segment 0 holds the chunk's last layer.
     fn layer_of(&self, chunk: usize, segment: usize) -> usize {
         let (first, layers) = self.chunks[chunk];
         first + layers - 1 - segment
     }
-    fn hold(&self, data: Vec<f64>) -> Held<f64> {
-        self.backend.hold(Tag::Activation, data)
+    fn hold(&self, data: &[f64]) -> Result<B::Buf<f64>, Error> {
+        Ok(self.backend.upload(Tag::Activation, data)?)
+    }
+    fn read(&self, buf: &B::Buf<f64>) -> Result<Vec<f64>, Error> {
+        let mut data = vec![0.0; LEN];
+        self.backend.download(B::whole(buf), &mut data)?;
+        Ok(data)
     }
 }
 
-impl Work<Host, f64> for Chain {
+impl<B: Backend> Work<B, f64> for Chain<B> {
     type Error = Error;
 
     fn gather(&mut self, chunk: usize) -> Result<(), Error> {
@@ -103,15 +110,18 @@ impl Work<Host, f64> for Chain {
         &mut self,
         mb: usize,
         chunk: usize,
-        input: Option<Held<f64>>,
-    ) -> Result<Option<Held<f64>>, Error> {
+        input: Option<B::Buf<f64>>,
+    ) -> Result<Option<B::Buf<f64>>, Error> {
         if self.fails == Some(mb) {
             return Err(Error::Planned);
         }
         assert!(self.gathered.contains(&chunk));
         let (first, layers) = self.chunks[chunk];
         assert_eq!(input.is_none(), first == 0);
-        let mut x = input.map_or_else(|| sample(mb), |buf| buf.data.clone());
+        let mut x = match input {
+            Some(buf) => self.read(&buf)?,
+            None => sample(mb),
+        };
         for l in first..first + layers {
             let y = layer(l, &x);
             self.inputs.insert((mb, l), x);
@@ -123,25 +133,28 @@ impl Work<Host, f64> for Chain {
             self.loss += x.iter().sum::<f64>();
             return Ok(None);
         }
-        Ok(Some(self.hold(x)))
+        Ok(Some(self.hold(&x)?))
     }
     fn backward_input(
         &mut self,
         mb: usize,
         chunk: usize,
         segment: usize,
-        dout: Option<Held<f64>>,
-    ) -> Result<Option<Held<f64>>, Error> {
+        dout: Option<B::Buf<f64>>,
+    ) -> Result<Option<B::Buf<f64>>, Error> {
         assert!(self.gathered.contains(&chunk));
         let l = self.layer_of(chunk, segment);
         assert_eq!(dout.is_none(), l + 1 == self.whole);
-        let dout = dout.map_or_else(|| vec![1.0; LEN], |buf| buf.data.clone());
-        let din = dout.iter().map(|d| 2.0 * d).collect();
+        let dout = match dout {
+            Some(buf) => self.read(&buf)?,
+            None => vec![1.0; LEN],
+        };
+        let din: Vec<f64> = dout.iter().map(|d| 2.0 * d).collect();
         self.douts.insert((mb, l), dout);
         if let Some(tells) = &self.tells {
             tells.send(mb).expect("the other stage");
         }
-        Ok((l > 0).then(|| self.hold(din)))
+        (l > 0).then(|| self.hold(&din)).transpose()
     }
     fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Error> {
         let l = self.layer_of(chunk, segment);
@@ -174,39 +187,63 @@ impl Work<Host, f64> for Chain {
     }
 }
 
-/// Runs given actions of a schedule, one thread a stage; all stages' chains, and how each ended.
+/// How one stage ended.
+type End<B> = (Chain<B>, Result<(), Error>);
+
+/// Runs given actions, one thread a stage; all stages' chains, and how each ended.
 fn perform(
     route: Route,
     programs: &[Vec<Action>],
     segments: &[usize],
     fails: Option<(usize, usize)>,
-) -> Vec<(Chain, Result<(), Error>)> {
-    let whole = segments.iter().sum();
-    let run = |stage: usize, group: Channels| {
-        let backend = Host::default();
-        let chunk = |chunk| {
-            let place = route.place(stage, chunk);
-            (segments[..place].iter().sum(), segments[place])
-        };
-        let mut chain = Chain {
-            backend: backend.clone(),
-            chunks: (0..route.chunks()).map(chunk).collect(),
-            whole,
-            fails: fails.filter(|f| f.0 == stage).map(|f| f.1),
-            ..Chain::default()
-        };
-        let mut stage_ = Stage::new(backend, group, route, LEN);
-        let end = stage_.run(&programs[stage], &mut chain);
-        assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
-        (chain, end)
-    };
+) -> Vec<End<Host>> {
     thread::scope(|scope| {
-        let ranks = group(programs.len()).into_iter().enumerate();
-        let threads: Vec<_> = ranks
-            .map(|(stage, group)| scope.spawn(move || run(stage, group)))
+        let threads: Vec<_> = group(programs.len())
+            .into_iter()
+            .map(|group| {
+                scope.spawn(move || stage::<Host, _>(group, route, programs, segments, fails))
+            })
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
+}
+
+/// The same on CPUs and the transport between threads.
+fn perform_local(
+    route: Route,
+    programs: &[Vec<Action>],
+    segments: &[usize],
+    fails: Option<(usize, usize)>,
+) -> Vec<End<Cpu>> {
+    World::run(programs.len(), |comm| {
+        Ok(stage::<Cpu, _>(comm, route, programs, segments, fails))
+    })
+    .unwrap()
+}
+
+/// One stage of it: the group's rank is the stage.
+fn stage<B: Backend + Default, C: Collectives<B>>(
+    group: C,
+    route: Route,
+    programs: &[Vec<Action>],
+    segments: &[usize],
+    fails: Option<(usize, usize)>,
+) -> End<B> {
+    let (backend, stage) = (B::default(), group.rank());
+    let chunk = |chunk| {
+        let place = route.place(stage, chunk);
+        (segments[..place].iter().sum(), segments[place])
+    };
+    let mut chain = Chain {
+        backend: backend.clone(),
+        chunks: (0..route.chunks()).map(chunk).collect(),
+        whole: segments.iter().sum(),
+        fails: fails.filter(|f| f.0 == stage).map(|f| f.1),
+        ..Chain::default()
+    };
+    let end = Stage::new(backend, group, route, LEN).run(&programs[stage], &mut chain);
+    assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
+    (chain, end)
 }
 
 /// The same chain without a pipeline: loss, da, db.
@@ -269,12 +306,39 @@ fn many_microbatches_hold_few_buffers() {
     }
 }
 
+/// Uneven stages, on 2 to 4 ranks, as a trainer runs them.
+#[test]
+fn so_does_every_pipeline_over_the_local_transport() {
+    for kind in ScheduleKind::ALL {
+        for stages in 2..=4 {
+            for microbatches in [0, 1, 2, 5, 12] {
+                for pattern in [&[1][..], &[2, 1, 3, 2, 1]] {
+                    let Some((schedule, segments)) = schedule(kind, stages, microbatches, pattern)
+                    else {
+                        continue;
+                    };
+                    let ends = perform_local(*schedule.route(), &schedule.all(), &segments, None);
+                    check(&schedule, &segments, &ends);
+                }
+            }
+        }
+    }
+}
+
 fn compare(schedule: &Schedule, segments: &[usize]) {
+    check(
+        schedule,
+        segments,
+        &perform(*schedule.route(), &schedule.all(), segments, None),
+    );
+}
+
+/// Every stage ended well, with the gradients of one device and no more memory than is allowed.
+fn check<B: Backend>(schedule: &Schedule, segments: &[usize], ends: &[End<B>]) {
     let programs = schedule.all();
     let (loss, da, db) = alone(segments.iter().sum(), schedule.microbatches());
     let mut total = 0.0;
-    let done = perform(*schedule.route(), &programs, segments, None);
-    for (stage, (chain, end)) in done.iter().enumerate() {
+    for (stage, (chain, end)) in ends.iter().enumerate() {
         assert_eq!(*end, Ok(()), "{schedule:?}");
         for (chunk, &(first, layers)) in chain.chunks.iter().enumerate() {
             for l in first..first + layers {
@@ -349,7 +413,7 @@ fn swapped_sends_are_not_taken_for_each_other() {
 /// Rank `rank` of 2 performs `actions` by itself; the chain is two layers long.
 fn by_itself(rank: usize, actions: &[Action]) -> PipelineError {
     let group = group(2).remove(rank);
-    let mut chain = Chain {
+    let mut chain: Chain<Host> = Chain {
         chunks: vec![(rank, 1)],
         whole: 2,
         gathered: BTreeSet::from([0]),
@@ -417,6 +481,20 @@ fn a_failing_worker_ends_its_stage_and_its_neighbours() {
                 "{:?}",
                 ends[other].1
             );
+        }
+    }
+}
+
+#[test]
+fn over_the_local_transport_too_and_by_name() {
+    for kind in ScheduleKind::ALL {
+        let segments = [1, 2, 1];
+        let schedule = Schedule::new(kind, 3, 4, &segments).unwrap();
+        let ends = perform_local(*schedule.route(), &schedule.all(), &segments, Some((1, 1)));
+        assert_eq!(ends[1].1, Err(Error::Planned));
+        for other in [0, 2] {
+            let lost = matches!(ends[other].1, Err(Error::Wire(WireError::PeerLost { .. })));
+            assert!(lost, "{:?}", ends[other].1);
         }
     }
 }

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
 use quintet_parallel_layers::{
-    Block, BlockSpec, Head, HeadSpec, Positions, VocabParallelEmbedding,
+    Block, BlockSpec, Head, HeadSpec, MlpKind, NormKind, Positions, VocabParallelEmbedding,
 };
 use quintet_zero::{FlatLayout, LayoutSpec, Tied};
 
@@ -181,6 +181,52 @@ pub fn flat_layout(
     Ok(FlatLayout::build(&specs, mesh, rank, &spec)?)
 }
 
+/// Parameters of a model, a tied table counted once: a sum that costs nothing, for models of any
+/// size (it stops at `u128::MAX`).
+#[must_use]
+pub fn parameters(model: &ModelConfig) -> u128 {
+    let (m, a) = (model, &model.architecture);
+    let of = |rows: usize, columns: usize| (rows as u128).saturating_mul(columns as u128);
+    let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
+    let given = |there: bool, len: u128| if there { len } else { 0 };
+    let (q, kv) = (of(m.heads, m.head_dim), of(m.kv_heads, m.head_dim));
+    let norm = of(norm_vectors(a.norm), m.hidden);
+    let heads = sum(&[q, q, kv, kv]).saturating_mul(m.hidden as u128);
+    let matrices = if a.mlp == MlpKind::SwiGlu { 3 } else { 2 };
+    let block = sum(&[
+        norm,
+        norm,
+        heads,
+        of(m.hidden, m.ffn).saturating_mul(matrices),
+        given(a.qkv_bias, sum(&[q, kv, kv])),
+        given(a.out_bias, m.hidden as u128),
+        given(
+            a.out_bias && matrices == 2,
+            sum(&[m.ffn as u128, m.hidden as u128]),
+        ),
+        given(a.qk_norm, of(2, m.head_dim)),
+    ]);
+    let rows = match a.positions {
+        Positions::Learned(rows) => rows,
+        Positions::Rotary | Positions::PartRotary(_) => 0,
+    };
+    let tables = of(m.vocab, m.hidden).saturating_mul(if m.tied { 1 } else { 2 });
+    sum(&[
+        block.saturating_mul(m.layers as u128),
+        tables,
+        of(rows, m.hidden),
+        norm,
+    ])
+}
+
+/// Parameters of a norm per element of its width, and numbers that it keeps for each row.
+pub(crate) fn norm_vectors(norm: NormKind) -> usize {
+    match norm {
+        NormKind::Rms => 1,
+        NormKind::Layer => 2,
+    }
+}
+
 /// The number of segments (gradient buckets) of each chunk, in the order of the model: what a
 /// schedule is made from.
 ///
@@ -206,3 +252,75 @@ pub fn segments(
 
 /// The name under which a tied model's table stands in the ledger.
 pub const TABLE: &str = "model.embed_tokens.weight";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintet_parallel_layers::Architecture;
+
+    #[test]
+    fn parameters_are_those_of_the_ledger() -> Result<(), Error> {
+        let odd = Architecture {
+            qkv_bias: true,
+            qk_norm: true,
+            ..Architecture::LLAMA
+        };
+        for (tied, kv_heads, degrees, architecture) in [
+            (true, 2, (1, 1, 1), Architecture::LLAMA),
+            (false, 4, (2, 2, 3), odd),
+            (true, 1, (1, 4, 2), Architecture::gpt2(7)),
+        ] {
+            let model = ModelConfig {
+                vocab: 51,
+                hidden: 24,
+                layers: 3,
+                heads: 4,
+                kv_heads,
+                head_dim: 10,
+                ffn: 14,
+                rope_theta: 1e4,
+                norm_eps: 1e-5,
+                tied,
+                architecture,
+            };
+            let (dp, tp, pp) = degrees;
+            let layout = Layout {
+                dp,
+                tp,
+                pp,
+                ..Layout::single()
+            };
+            let mesh = mesh(&layout)?;
+            let mut counted = 0;
+            for rank in 0..mesh.world() {
+                let flat = flat_layout(&model, &layout, &mesh, rank, 0, 4)?;
+                counted += flat
+                    .counted()
+                    .iter()
+                    .map(|p| p.range.len() as u128)
+                    .sum::<u128>();
+            }
+            assert_eq!(parameters(&model), counted);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn no_size_overflows() {
+        let most = usize::MAX;
+        let model = ModelConfig {
+            vocab: most,
+            hidden: most,
+            layers: most,
+            heads: most,
+            kv_heads: most,
+            head_dim: most,
+            ffn: most,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            tied: false,
+            architecture: Architecture::gpt2(most),
+        };
+        assert_eq!(parameters(&model), u128::MAX);
+    }
+}

@@ -7,6 +7,7 @@ use common::{cut, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
 use quintet_kernels::Cpu;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_ref_trainer::checkpoint::about;
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::rank::{Begin, Rank};
@@ -94,7 +95,7 @@ fn a_checkpoint_moves_between_schedules() -> Result<(), Failure> {
             if load {
                 rank.load(&root, true)?;
             } else {
-                rank.save(&root, 1)?;
+                rank.save(&root, &about(rank.job, samples_of(job).corpus(), 1)?)?;
             }
             rank.full_params()
         })

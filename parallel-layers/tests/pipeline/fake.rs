@@ -17,7 +17,7 @@ pub struct Host(Meter);
 
 /// Elements counted while they live.
 pub struct Held<T: Data> {
-    pub data: Vec<T>,
+    data: Vec<T>,
     tag: Tag,
     meter: Meter,
 }
@@ -29,7 +29,7 @@ impl<T: Data> Drop for Held<T> {
 }
 
 impl Host {
-    pub fn hold<T: Data>(&self, tag: Tag, data: Vec<T>) -> Held<T> {
+    fn hold<T: Data>(&self, tag: Tag, data: Vec<T>) -> Held<T> {
         self.0.add(tag, size_of_val(&data[..]));
         let meter = self.0.clone();
         Held { data, tag, meter }

@@ -226,7 +226,8 @@ pub(super) struct OutputArgs {
     /// Write one every N steps too; 0 is only at the end [default: 0]
     #[arg(long, value_name = "N")]
     pub save_interval: Option<u64>,
-    /// Go on from a checkpoint, saved under any layout
+    /// Go on from a checkpoint, saved under any layout; its model, data, seed and mask stay, and what else
+    /// it was trained with is the default here
     #[arg(long, value_name = "DIR")]
     pub load: Option<PathBuf>,
     /// Folder of this run [default: the next free runs/0001, runs/0002, ...]

@@ -108,6 +108,14 @@ fn run(job: &Job) -> Result<(), Failure> {
             job.steps
         ));
     }
+    if let Some(most) = job.max_positions
+        && job.batch.seq > most
+    {
+        return no(format!(
+            "seq-length {} is more than the {most} positions that {} is made for (max_position_embeddings); use at most {most}",
+            job.batch.seq, job.model_name
+        ));
+    }
     if job.threads_per_rank == 0 {
         return no("threads-per-rank is 0; it must be at least 1".into());
     }

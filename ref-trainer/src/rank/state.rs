@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use quintet_kernels::{Collectives, Scalar};
-use quintet_zero::checkpoint::{Saved, Target, load, save};
+use quintet_zero::checkpoint::{About, Saved, Target, load, save};
 use quintet_zero::{Entry, Full, gather_grads, gather_params, gather_state};
 
 use super::{Chunk, Rank};
-use crate::checkpoint::about;
 use crate::failure::Failure;
 use crate::groups::{Aside, Counted};
 use crate::model::Device;
@@ -79,8 +78,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     ///
     /// # Errors
     /// Where it cannot be written; what was there before is then still there.
-    pub fn save(&self, root: &Path, step: u64) -> Result<PathBuf, Failure> {
-        let about = about(self.job, step)?;
+    pub fn save(&self, root: &Path, about: &About) -> Result<PathBuf, Failure> {
         let mut chunks = Vec::new();
         for Chunk {
             params, optimizer, ..
@@ -89,6 +87,6 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             chunks.push(Saved { params, optimizer });
         }
         let aside = Aside(&self.groups);
-        Ok(save(root, &self.device, &aside, &chunks, &about)?)
+        Ok(save(root, &self.device, &aside, &chunks, about)?)
     }
 }

@@ -143,8 +143,10 @@ fn data(job: &Job, forecast: &Forecast) -> String {
     } else {
         String::new()
     };
+    let entropy = forecast.unigram_entropy;
+    let entropy = entropy.map_or(String::new(), |nats| format!(", unigram entropy {nats:.2}"));
     format!(
-        "{}; {} samples x {} = {} tokens a step{masked}, {} steps",
+        "{}{entropy}; {} samples x {} = {} tokens a step{masked}, {} steps",
         forecast.data,
         b.global_batch,
         b.seq,

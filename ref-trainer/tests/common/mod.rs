@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, Positions};
 use quintet_planner::config::{Batch, Layout, ModelConfig};
 use quintet_ref_trainer::compare::compare;
 use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
@@ -50,6 +51,8 @@ pub struct Genes {
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// Place in [`ARCHITECTURES`].
+    pub architecture: usize,
     /// Of weights, data and masks.
     pub seed: u64,
 }
@@ -84,6 +87,27 @@ enum Mask {
     /// Everything.
     All,
 }
+
+/// Llama most often; GPT-2 with as many positions as any draw has; every part of the others.
+const ARCHITECTURES: [Architecture; 6] = [
+    Architecture::LLAMA,
+    Architecture::LLAMA,
+    Architecture::gpt2(12),
+    Architecture {
+        qkv_bias: true,
+        ..Architecture::LLAMA
+    },
+    Architecture {
+        qk_norm: true,
+        ..Architecture::LLAMA
+    },
+    Architecture {
+        positions: Positions::PartRotary(2),
+        qkv_bias: true,
+        qk_norm: true,
+        ..Architecture::LLAMA
+    },
+];
 
 /// The simplest first.
 const SCHEDULES: [ScheduleKind; 5] = [
@@ -144,11 +168,12 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         (weighted(0.3), weighted(0.4)),
         0..MASKS.len(),
         0..BUCKETS.len(),
+        0..ARCHITECTURES.len(),
         (0..SCHEDULES.len(), 0..2_usize),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, schedule, seed) = rest;
+        let (optimizer, mask, bucket, architecture, schedule, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -160,6 +185,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            architecture,
             schedule,
             seed,
         };
@@ -264,6 +290,7 @@ impl Genes {
             head_dim: 2 * (self.heads.2 + 1),
             ffn: self.widths.1 + 1,
             tied,
+            architecture: ARCHITECTURES[self.architecture],
             ..Job::default().model
         }
     }
@@ -388,6 +415,7 @@ impl fmt::Display for Draw {
             "vocab {} hidden {} layers {} heads {} kv {} head_dim {} ffn {} tied {}",
             m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.tied,
         )?;
+        writeln!(f, "{:?}", m.architecture)?;
         writeln!(
             f,
             "seq {} micro {} global {} mask {:?} valid {:?}",
