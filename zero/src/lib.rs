@@ -22,7 +22,7 @@
 //! | 3 `Three` | 1/N        | 1/N       | 1/N             | M reduce-scatters, 2 M all-gathers          |
 //!
 //! N is dp x cp for dense parameters and edp for those of experts, M the microbatches of a step.
-//! Stages 0 and 1 have the same bits, the norm included, and so have 2 and 3; with one microbatch
+//! Stages 0 and 1 have the same bits, the norm included ([`exact`]), and so have 2 and 3; with one microbatch
 //! all four have. Under *hybrid sharding* ([`LayoutSpec::shard_within`]) N neighbours shard among
 //! themselves, parameters are gathered among them alone, and once a step the chunks of gradients
 //! are summed over the groups that hold copies.

@@ -276,7 +276,7 @@ fn slips_are_named_in_one_sentence() {
             "--pp 2 --schedule zb-h1 --virtual-stages 2",
             "use schedule interleaved",
         ),
-        ("--schedule dualpipe-v", "at least pp=2"),
+        ("--pp 1 --schedule dualpipe-v", "at least pp=2"),
         (
             "--pp 2 --schedule dualpipe-v --gbs 6",
             "nearest global-batch-size: 8",
