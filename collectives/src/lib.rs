@@ -38,6 +38,7 @@ extern crate std;
 pub mod chunk;
 #[cfg(feature = "std")]
 pub mod communicator;
+pub mod cost;
 pub mod element;
 pub mod error;
 pub mod group;

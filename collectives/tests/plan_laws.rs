@@ -1,6 +1,8 @@
 //! Every plan, every world up to 17, many lengths: sound, and drawn as the golden text has it.
 
-use quintet_collectives::plan::{Action, Local, Plan, What, check};
+use std::collections::BTreeMap;
+
+use quintet_collectives::plan::{Action, Hosts, Local, Plan, PlanSpec, What, check};
 use quintet_collectives::{Algorithm, CollectiveShape as S, DType, Order, chunk, plan};
 
 /// Counts that are even, ragged, with zeros, and all at one rank.
@@ -40,22 +42,78 @@ fn shapes(world: usize, len: usize) -> Vec<S> {
     shapes
 }
 
+/// Every algorithm with the parameters it takes.
+fn specs(world: usize) -> Vec<PlanSpec> {
+    let mut specs: Vec<PlanSpec> = Algorithm::ALL.map(PlanSpec::from).to_vec();
+    for chunk_len in [1, 3, 1000] {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree] {
+            specs.push(PlanSpec {
+                chunk_len: Some(chunk_len),
+                ..algorithm.into()
+            });
+        }
+    }
+    for hosts in host_shapes(world) {
+        specs.push(PlanSpec {
+            hosts: Some(hosts),
+            ..Algorithm::TwoLevel.into()
+        });
+    }
+    specs
+}
+
+/// One host, one rank a host, blocks that do not divide the world, all but one together, rank by
+/// rank in turn, and scattered.
+fn host_shapes(world: usize) -> Vec<Hosts> {
+    let ids = |id: &dyn Fn(usize) -> usize| Hosts::new(&(0..world).map(id).collect::<Vec<_>>());
+    vec![
+        Hosts::blocks(world, world),
+        Hosts::blocks(world, 1),
+        Hosts::blocks(world, 3),
+        ids(&|r| usize::from(r == 0)),
+        ids(&|r| r % 3),
+        ids(&|r| 100 - (r * r + 1) % 5),
+    ]
+}
+
 #[test]
 fn every_plan_is_sound() {
-    let mut checked = 0;
+    let mut checked = BTreeMap::new();
     for world in 1..=17 {
-        for len in [0, 1, world - 1, world, world + 1, 2 * world + 3] {
-            for shape in shapes(world, len) {
-                for algorithm in Algorithm::ALL {
-                    if let Ok(plan) = Plan::new(shape.clone(), algorithm, world) {
+        for spec in specs(world) {
+            for len in [0, 1, world - 1, world, world + 1, 2 * world + 3] {
+                for shape in shapes(world, len) {
+                    // The pieces of long chains are looked at with a few lengths only.
+                    if spec.chunk_len == Some(1) && len > world {
+                        continue;
+                    }
+                    if let Ok(plan) = Plan::from_spec(shape, spec.clone(), world) {
                         check::check(&plan).unwrap();
-                        checked += 1;
+                        *checked.entry(spec.algorithm).or_insert(0) += 1;
                     }
                 }
             }
         }
     }
-    assert!(checked > 2000, "{checked} plans");
+    println!("{checked:?}");
+    for algorithm in Algorithm::ALL {
+        assert!(checked[&algorithm] > 300, "{checked:?}");
+    }
+}
+
+#[test]
+fn a_long_buffer_is_sound() {
+    for world in [3, 8, 13] {
+        for spec in specs(world).into_iter().filter(|s| s.chunk_len != Some(1)) {
+            let chunk_len = spec.chunk_len.map(|len| 20 * len);
+            let spec = PlanSpec { chunk_len, ..spec };
+            for shape in shapes(world, 1001) {
+                if let Ok(plan) = Plan::from_spec(shape, spec.clone(), world) {
+                    check::check(&plan).unwrap();
+                }
+            }
+        }
+    }
 }
 
 #[test]

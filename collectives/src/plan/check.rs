@@ -8,8 +8,10 @@
 //! Replayed under two deliveries, the harshest there are: *rendezvous* (a message leaves when the
 //! receiver asks for it) and one buffered message per directed pair. A plan is sound where both
 //! end; each output element holds each contribution once, and from left to right where the plan
-//! says [`FoldOrder::RankOrder`]; ranges stay in bounds; rounds and bytes are those of the formula;
-//! and, for a barrier, every rank has heard of every other.
+//! says [`FoldOrder::RankOrder`]; every message is received in the round it was sent in; ranges stay
+//! in bounds; no input is read after it was overwritten by an output that lies in the same place (as
+//! the in-place forms have it); rounds and bytes are those of the formula; and, for a barrier, every
+//! rank has heard of every other.
 
 use alloc::{
     collections::{BTreeSet, VecDeque},
@@ -20,7 +22,9 @@ use alloc::{
 };
 use core::ops::Range;
 
-use super::{Action, CollectiveShape, FoldOrder, Local, Operation, Plan, Recv, Round, What};
+use super::{
+    Action, CollectiveShape, FoldOrder, Local, Operation, Part, Place, Plan, Recv, Round, What,
+};
 use crate::{DType, Error, Result};
 
 /// Checks a plan whose shape is the same on all ranks.
@@ -89,13 +93,21 @@ type Sum = Vec<(usize, usize)>;
 /// Why a plan is unsound.
 type Fault<T> = Result<T, String>;
 
+/// Accumulators of a range, some given away.
+type Held = (Range<usize>, Vec<Option<Sum>>);
+
 /// One rank's memory during the replay.
 #[derive(Debug, Default)]
 struct Symbols {
     input: usize,
+    /// How an in-place call would lay one over the other.
+    alias: Option<Alias>,
+    /// Inputs that an in-place call has overwritten.
+    spoiled: BTreeSet<usize>,
     output: Vec<Option<Sum>>,
+    stash: Vec<Option<Sum>>,
     kept: Vec<Option<Vec<Sum>>>,
-    partial: Option<Vec<Sum>>,
+    held: Vec<Held>,
     /// Ranks whose messages, directly or not, this rank's messages depend on.
     heard: BTreeSet<usize>,
     posted: VecDeque<(usize, Letter)>,
@@ -104,11 +116,39 @@ struct Symbols {
     next: usize,
 }
 
+/// Input `input + i` and output `output + i` are one element of an in-place call.
+#[derive(Debug, Clone, Copy)]
+struct Alias {
+    input: usize,
+    output: usize,
+}
+
+impl Alias {
+    /// The in-place forms of a communicator; operations without one have no alias.
+    fn of(plan: &Plan, rank: usize) -> Option<Self> {
+        use CollectiveShape as S;
+        let start = plan.chunk(rank).start;
+        let (input, output) = match plan.shape() {
+            S::AllReduce { .. } | S::Reduce { .. } | S::Broadcast { .. } => (0, 0),
+            S::ReduceScatter { .. } => (start, 0),
+            S::AllGather { .. } => (0, start),
+            _ => return None,
+        };
+        Some(Self { input, output })
+    }
+
+    fn input_at(self, output: usize, inputs: usize) -> Option<usize> {
+        let input = (output + self.input).checked_sub(self.output)?;
+        (input < inputs).then_some(input)
+    }
+}
+
 /// A message on its way.
 #[derive(Debug, Clone)]
 struct Letter {
     sums: Vec<Sum>,
-    partial: bool,
+    wide: bool,
+    round: usize,
     heard: BTreeSet<usize>,
 }
 
@@ -135,17 +175,6 @@ fn formulas(plan: &Plan, rank: usize, rounds: &[Round]) -> Fault<()> {
         }
     }
     for (i, round) in rounds.iter().enumerate() {
-        if round
-            .recvs
-            .iter()
-            .filter(|recv| matches!(recv.action, Action::Fold(_)))
-            .count()
-            > 1
-        {
-            return Err(format!(
-                "rank {rank}, round {i}: two folds in one round leave the order to timing"
-            ));
-        }
         let peers = round
             .sends
             .iter()
@@ -164,12 +193,12 @@ fn formulas(plan: &Plan, rank: usize, rounds: &[Round]) -> Fault<()> {
 }
 
 fn bytes_of(what: &What, dtype: DType) -> usize {
-    let wire = if let What::Partial(_) = what {
+    let wire = if what.wide() {
         dtype.accumulator()
     } else {
         dtype
     };
-    what.range().len() * wire.bytes()
+    what.len() * wire.bytes()
 }
 
 /// Runs all ranks until they are done or none can move; `capacity` messages fit into a pair.
@@ -180,6 +209,7 @@ fn replay(plans: &[Plan], rounds: &[Vec<Round>], capacity: usize) -> Fault<Vec<S
         .enumerate()
         .map(|(r, plan)| Symbols {
             input: plan.input_len(r),
+            alias: Alias::of(plan, r),
             output: vec![None; plan.output_len(r)],
             kept: vec![None; n],
             heard: BTreeSet::from([r]),
@@ -232,31 +262,13 @@ fn advance(me: usize, rank: &mut Symbols, rounds: &[Round]) -> Fault<bool> {
     };
     rank.next += 1;
     for send in &round.sends {
-        let (sums, partial) = match &send.what {
-            What::Input(range) => (rank.input(me, range)?, false),
-            What::Output(range) => (rank.output(me, range)?, false),
-            What::Partial(range) => {
-                let sums = rank
-                    .partial
-                    .take()
-                    .map_or_else(|| rank.input(me, range), Ok)?;
-                if sums.len() != range.len() {
-                    return Err(format!(
-                        "rank {me} sends a partial of {} as {range:?}",
-                        sums.len()
-                    ));
-                }
-                (sums, true)
-            }
+        let letter = Letter {
+            sums: rank.outgoing(me, &send.what)?,
+            wide: send.what.wide(),
+            round: rank.next - 1,
+            heard: rank.heard.clone(),
         };
-        rank.posted.push_back((
-            send.to,
-            Letter {
-                sums,
-                partial,
-                heard: rank.heard.clone(),
-            },
-        ));
+        rank.posted.push_back((send.to, letter));
     }
     rank.missing.clone_from(&round.recvs);
     rank.then.clone_from(&round.then);
@@ -288,6 +300,11 @@ fn take(me: usize, ranks: &mut [Symbols], wires: &mut [VecDeque<Letter>]) -> Fau
     let (mut moved, mut i) = (false, 0);
     while i < ranks[me].missing.len() {
         let from = ranks[me].missing[i].from;
+        let (earlier, recv) = (&ranks[me].missing[..i], &ranks[me].missing[i]);
+        if earlier.iter().any(|earlier| recv.after(earlier)) {
+            i += 1;
+            continue;
+        }
         let Some(letter) = wires[from * n + me].pop_front() else {
             i += 1;
             continue;
@@ -322,13 +339,90 @@ impl Symbols {
                 self.input
             ));
         }
+        if let Some(at) = self.spoiled.range(range.clone()).next() {
+            return Err(format!(
+                "rank {me} reads input {at}, which in place was overwritten before"
+            ));
+        }
         Ok(range.clone().map(|i| vec![(me, i)]).collect())
     }
 
-    fn output(&self, me: usize, range: &Range<usize>) -> Fault<Vec<Sum>> {
-        let cells = self.output.get(range.clone());
+    fn raw(&self, me: usize, place: Place, range: &Range<usize>) -> Fault<Vec<Sum>> {
+        let memory = match place {
+            Place::Input => return self.input(me, range),
+            Place::Output => &self.output,
+            Place::Stash => &self.stash,
+        };
+        let cells = memory.get(range.clone());
         let sums = cells.and_then(|cells| cells.iter().cloned().collect::<Option<Vec<Sum>>>());
-        sums.ok_or_else(|| format!("rank {me} sends output {range:?} before it is there"))
+        sums.ok_or_else(|| format!("rank {me} sends {place:?} {range:?} before it is there"))
+    }
+
+    /// The accumulators of `range` where the performer would find them: in the partial that holds
+    /// it, else in the input.
+    fn partial(&mut self, me: usize, range: &Range<usize>, give: bool) -> Fault<Vec<Sum>> {
+        let Some(at) = self.holding(me, range)? else {
+            return self.input(me, range);
+        };
+        let (held, cells) = &mut self.held[at];
+        let cells = &mut cells[range.start - held.start..range.end - held.start];
+        let sums = cells.iter().cloned().collect::<Option<Vec<Sum>>>();
+        let sums =
+            sums.ok_or_else(|| format!("rank {me} has given some of partial {range:?} away"));
+        if give {
+            cells.fill(None);
+            if held == range {
+                self.held.swap_remove(at);
+            }
+        }
+        sums
+    }
+
+    fn hold(&mut self, me: usize, range: &Range<usize>, sums: Vec<Sum>) -> Fault<()> {
+        let sums = sums.into_iter().map(Some);
+        match self.holding(me, range)? {
+            Some(at) => {
+                let (held, cells) = &mut self.held[at];
+                let cells = &mut cells[range.start - held.start..];
+                cells
+                    .iter_mut()
+                    .zip(sums)
+                    .for_each(|(cell, sum)| *cell = sum);
+            }
+            None => self.held.push((range.clone(), sums.collect())),
+        }
+        Ok(())
+    }
+
+    /// Which partial holds all of `range`; one that holds only some of it is a fault.
+    fn holding(&self, me: usize, range: &Range<usize>) -> Fault<Option<usize>> {
+        let meets = |held: &Held| held.0.start < range.end && range.start < held.0.end;
+        let Some(at) = self.held.iter().position(meets) else {
+            return Ok(None);
+        };
+        let held = &self.held[at].0;
+        if held.start <= range.start && range.end <= held.end {
+            return Ok(Some(at));
+        }
+        Err(format!(
+            "rank {me} holds the partial {held:?}, which is not all of {range:?}"
+        ))
+    }
+
+    fn outgoing(&mut self, me: usize, what: &What) -> Fault<Vec<Sum>> {
+        match what {
+            What::Input(range) => self.input(me, range),
+            What::Output(range) => self.raw(me, Place::Output, range),
+            What::Partial(range) | What::Finished(range) => self.partial(me, range, true),
+            What::Shared(range) => self.partial(me, range, false),
+            What::Parts(parts) => {
+                let mut sums = Vec::new();
+                for Part { place, range } in parts {
+                    sums.extend(self.raw(me, *place, range)?);
+                }
+                Ok(sums)
+            }
+        }
     }
 
     fn store(&mut self, me: usize, at: usize, sums: Vec<Sum>) -> Fault<()> {
@@ -339,66 +433,129 @@ impl Symbols {
                 at + sums.len()
             ));
         };
-        cells
-            .iter_mut()
-            .zip(sums)
-            .for_each(|(cell, sum)| *cell = Some(sum));
+        for (i, (cell, sum)) in (at..).zip(cells.iter_mut().zip(sums)) {
+            let input = self.alias.and_then(|alias| alias.input_at(i, self.input));
+            if let Some(input) = input.filter(|input| sum != [(me, *input)]) {
+                self.spoiled.insert(input);
+            }
+            *cell = Some(sum);
+        }
         Ok(())
     }
 
     fn receive(&mut self, me: usize, recv: Recv, letter: Letter) -> Fault<()> {
-        if letter.sums.len() != recv.len || letter.partial != matches!(recv.action, Action::Fold(_))
-        {
-            let Recv { from, len, .. } = recv;
+        let Recv { from, len, action } = recv;
+        if letter.sums.len() != len || letter.wide != action.wide() {
             return Err(format!(
                 "rank {me} expects {len} elements of rank {from}, which sends {}",
                 letter.sums.len()
             ));
         }
+        if letter.round + 1 != self.next {
+            return Err(format!(
+                "rank {me} receives in round {} what rank {from} sent in round {}",
+                self.next - 1,
+                letter.round
+            ));
+        }
         self.heard.extend(letter.heard);
-        match recv.action {
-            Action::Store(at) => self.store(me, at, letter.sums)?,
-            Action::Keep => self.kept[recv.from] = Some(letter.sums),
-            Action::Fold(own) => {
-                let left = self
-                    .partial
-                    .take()
-                    .map_or_else(|| self.input(me, &own), Ok)?;
-                self.partial = Some(folded(me, left, &letter.sums)?);
+        let mut sums = letter.sums;
+        match action {
+            Action::Store(at) => self.store(me, at, sums)?,
+            Action::Keep => self.kept[from] = Some(sums),
+            Action::Fold(range) => self.fold(me, &range, sums, false)?,
+            Action::FoldLeft(range) => self.fold(me, &range, sums, true)?,
+            Action::FoldRaw(ranges) => {
+                for range in ranges {
+                    let rest = sums.split_off(range.len().min(sums.len()));
+                    self.fold(me, &range, sums, false)?;
+                    sums = rest;
+                }
+            }
+            Action::Parts(parts) => {
+                for Part { place, range } in parts {
+                    let rest = sums.split_off(range.len().min(sums.len()));
+                    self.lay_down(me, place, range, sums)?;
+                    sums = rest;
+                }
             }
         }
         Ok(())
     }
 
+    fn lay_down(
+        &mut self,
+        me: usize,
+        place: Place,
+        range: Range<usize>,
+        sums: Vec<Sum>,
+    ) -> Fault<()> {
+        match place {
+            Place::Input => Err(format!("rank {me} writes into its input")),
+            Place::Output => self.store(me, range.start, sums),
+            Place::Stash => {
+                let len = self.stash.len().max(range.end);
+                self.stash.resize(len, None);
+                let cells = self.stash[range].iter_mut().zip(sums);
+                cells.for_each(|(cell, sum)| *cell = Some(sum));
+                Ok(())
+            }
+        }
+    }
+
+    fn fold(&mut self, me: usize, range: &Range<usize>, sums: Vec<Sum>, left: bool) -> Fault<()> {
+        let own = self.partial(me, range, false)?;
+        let total = if left {
+            folded(me, sums, &own)?
+        } else {
+            folded(me, own, &sums)?
+        };
+        self.hold(me, range, total)
+    }
+
     fn work(&mut self, me: usize, local: Local) -> Fault<()> {
         let (sums, at) = match local {
             Local::Copy { input, at } => (self.input(me, &input)?, at),
-            Local::Finish { input, at } => (
-                self.partial
-                    .take()
-                    .map_or_else(|| self.input(me, &input), Ok)?,
-                at,
-            ),
+            Local::Finish { input, at } => (self.partial(me, &input, true)?, at),
             Local::FoldRanks { input, at } => {
-                let mut total: Vec<Sum> = vec![vec![]; input.len()];
-                for rank in 0..self.kept.len() {
-                    let part = if rank == me {
-                        Some(self.input(me, &input)?)
-                    } else {
-                        self.kept[rank].take()
-                    };
-                    match part {
-                        Some(part) => total = folded(me, total, &part)?,
-                        None if input.is_empty() => {}
-                        None => {
-                            return Err(format!("rank {me} folds without the part of rank {rank}"));
-                        }
-                    }
-                }
-                (total, at)
+                let kept = core::mem::take(&mut self.kept);
+                (self.fold_apart(me, &input, kept)?, at)
+            }
+            Local::FoldStash { input, at } => {
+                let (n, len) = (self.kept.len(), input.len());
+                let part = |rank| {
+                    self.raw(me, Place::Stash, &(rank * len..(rank + 1) * len))
+                        .ok()
+                };
+                let parts = (0..n).map(part).collect();
+                (self.fold_apart(me, &input, parts)?, at)
             }
         };
         self.store(me, at, sums)
+    }
+
+    /// The left fold of own input and the parts of the others, in rank order.
+    fn fold_apart(
+        &mut self,
+        me: usize,
+        input: &Range<usize>,
+        mut parts: Vec<Option<Vec<Sum>>>,
+    ) -> Fault<Vec<Sum>> {
+        let mut total: Vec<Sum> = vec![vec![]; input.len()];
+        for rank in 0..parts.len() {
+            let part = if rank == me {
+                Some(self.input(me, input)?)
+            } else {
+                parts[rank].take()
+            };
+            match part {
+                Some(part) => total = folded(me, total, &part)?,
+                None if input.is_empty() => {}
+                None => return Err(format!("rank {me} folds without the part of rank {rank}")),
+            }
+        }
+        self.kept = vec![None; parts.len()];
+        Ok(total)
     }
 }
 

@@ -1,0 +1,407 @@
+//! A plan's messages placed on links, one by one, in the order in which they are posted.
+//!
+//! ```text
+//! time ->     0         1         2
+//! rank 0 out  [to 1 ===][to 2 ===]           a message holds every link on its way from when all
+//! rank 1 in   [=========]                    are free; it is there `latency` after its last byte
+//! ```
+//!
+//! A rank posts the messages of a round one after another, goes on when they are gone and all of the
+//! round has come, and folds what came. Nobody waits for room at the receiver. A message holds a
+//! rank's port for `overhead + bytes * send`, a shared link for bytes times that link's rate.
+
+use alloc::{
+    collections::{BinaryHeap, VecDeque},
+    vec,
+    vec::Vec,
+};
+use core::cmp::Reverse;
+
+use super::{Link, Model, Topology, predict::Rates};
+use crate::{
+    DType, Error, Result,
+    plan::{Action, Local, Plan, Round, What},
+};
+
+/// What a simulation found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Simulated {
+    /// When each rank is done, in seconds.
+    pub finish: Vec<f64>,
+    /// What each link carried; links that carried nothing are left out.
+    pub links: Vec<LinkLoad>,
+    /// Messages in all.
+    pub messages: u64,
+}
+
+/// The load of one link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkLoad {
+    /// Which.
+    pub link: Link,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Seconds it was held.
+    pub busy: f64,
+}
+
+impl Simulated {
+    /// When the last rank is done.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.finish.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The load of a link; 0 where it carried nothing.
+    #[must_use]
+    pub fn bytes(&self, link: Link) -> u64 {
+        let load = self.links.iter().find(|load| load.link == link);
+        load.map_or(0, |load| load.bytes)
+    }
+}
+
+/// Places the messages of a plan on the links of `topology` (none: one host), with the constants of
+/// `model`.
+///
+/// # Errors
+/// [`Error::Plan`] where the topology does not hold the plan's ranks, or the shape is all_to_all_v,
+/// whose one plan knows the counts of one rank only; [`Error::Unsound`] where a rank waits for what
+/// nobody sends.
+///
+/// ```
+/// use quintet_collectives::{Algorithm, CollectiveShape, DType, Plan, cost::{Model, simulate}};
+/// let plan = Plan::new(CollectiveShape::AllReduce { len: 1 << 20 }, Algorithm::Ring, 8)?;
+/// let done = simulate(&plan, DType::F32, &Model::default())?;
+/// assert_eq!(done.messages, 8 * 14);
+/// # Ok::<(), quintet_collectives::Error>(())
+/// ```
+pub fn simulate(plan: &Plan, dtype: DType, model: &Model) -> Result<Simulated> {
+    let refuse = |reason: &str| Error::Plan {
+        op: plan.shape().operation().name(),
+        algorithm: plan.algorithm().name(),
+        world: plan.world(),
+        reason: reason.into(),
+    };
+    if plan.shape().operation() == crate::plan::Operation::AllToAllV {
+        return Err(refuse("the counts of the other ranks are not known"));
+    }
+    let topology = model.topology.as_ref();
+    if topology.is_some_and(|all| all.hosts().world() != plan.world()) {
+        return Err(refuse("the topology holds another number of ranks"));
+    }
+    let mut run = Run::new(plan, dtype, model);
+    for rank in 0..plan.world() {
+        run.enter(rank, 0.0);
+    }
+    while let Some((time, rank)) = run.queue.pop() {
+        run.step(rank, time);
+    }
+    if let Some(rank) = run.ranks.iter().position(|rank| !rank.done) {
+        return Err(Error::Unsound {
+            plan: alloc::format!("{} by {}", plan.shape().operation(), plan.algorithm()),
+            fault: alloc::format!(
+                "rank {rank} waits in round {} for what nobody sends",
+                run.ranks[rank].index
+            ),
+        });
+    }
+    Ok(Simulated {
+        finish: run.ranks.iter().map(|rank| rank.entered).collect(),
+        messages: run.messages,
+        links: run.ports.loads(),
+    })
+}
+
+/// Events by time. Most come in ascending order, which a plain queue keeps.
+#[derive(Default)]
+struct Queue {
+    ascending: VecDeque<(u64, usize)>,
+    others: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl Queue {
+    fn push(&mut self, time: f64, rank: usize) {
+        // Times are not negative, so their bits are ordered as they are.
+        let bits = time.to_bits();
+        if self.ascending.back().is_none_or(|last| last.0 <= bits) {
+            self.ascending.push_back((bits, rank));
+        } else {
+            self.others.push(Reverse((bits, rank)));
+        }
+    }
+
+    fn pop(&mut self) -> Option<(f64, usize)> {
+        let first = self.ascending.front().map(|first| first.0);
+        let heap = self.others.peek().map(|Reverse(first)| first.0);
+        let next = match (first, heap) {
+            (Some(first), Some(heap)) if heap < first => self.others.pop().map(|r| r.0),
+            (None, Some(_)) => self.others.pop().map(|r| r.0),
+            _ => self.ascending.pop_front(),
+        };
+        next.map(|(bits, rank)| (f64::from_bits(bits), rank))
+    }
+}
+
+/// What has come for one round of one rank.
+#[derive(Default, Clone, Copy)]
+struct Come {
+    messages: usize,
+    /// When the last of it was folded, as far as that could begin on arrival.
+    ready: f64,
+    /// Seconds of folding.
+    folds: f64,
+}
+
+/// One rank.
+#[derive(Default)]
+struct State {
+    index: usize,
+    round: Round,
+    /// The next of the round's sends.
+    next: usize,
+    entered: f64,
+    sent: f64,
+    come: VecDeque<Come>,
+    /// Whether the event that begins its round is still to come.
+    waiting: bool,
+    done: bool,
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    rounds: usize,
+    width: (usize, usize),
+    fold: f64,
+    ports: Ports<'a>,
+    ranks: Vec<State>,
+    queue: Queue,
+    messages: u64,
+}
+
+impl<'a> Run<'a> {
+    fn new(plan: &'a Plan, dtype: DType, model: &'a Model) -> Self {
+        let n = plan.world();
+        let bytes = plan.shape().len(n) as u64 * dtype.bytes() as u64;
+        let mut ranks = Vec::new();
+        ranks.resize_with(n, State::default);
+        Self {
+            plan,
+            rounds: plan.rounds_len().max(1),
+            width: (dtype.bytes(), dtype.accumulator().bytes()),
+            fold: model.within.fold.at(bytes) * dtype.bytes() as f64,
+            ports: Ports::new(model, n, bytes),
+            ranks,
+            queue: Queue::default(),
+            messages: 0,
+        }
+    }
+
+    fn enter(&mut self, rank: usize, time: f64) {
+        let state = &mut self.ranks[rank];
+        state.entered = time;
+        state.sent = time;
+        state.next = 0;
+        state.waiting = true;
+        if state.index == self.rounds {
+            state.done = true;
+            return;
+        }
+        self.plan.round_into(rank, state.index, &mut state.round);
+        self.queue.push(time, rank);
+    }
+
+    /// The next send of a rank, or, after the last one, the end of its round.
+    fn step(&mut self, rank: usize, time: f64) {
+        let state = &mut self.ranks[rank];
+        state.waiting = false;
+        if let Some(send) = state.round.sends.get(state.next) {
+            let to = send.to;
+            let (len, wide) = (send.what.len(), send.what.wide());
+            let folds = matches!(send.what, What::Partial(_) | What::Shared(_));
+            let index = state.index;
+            state.next += 1;
+            let width = if wide { self.width.1 } else { self.width.0 };
+            let (gone, there) = self.ports.carry(rank, to, len as u64 * width as u64, time);
+            self.messages += 1;
+            let state = &mut self.ranks[rank];
+            state.sent = gone;
+            let more = state.next < state.round.sends.len();
+            self.deliver(
+                to,
+                index,
+                there,
+                if folds { len as f64 * self.fold } else { 0.0 },
+            );
+            if more {
+                self.queue.push(gone, rank);
+                return;
+            }
+        }
+        self.end(rank);
+    }
+
+    fn deliver(&mut self, to: usize, index: usize, there: f64, fold: f64) {
+        let state = &mut self.ranks[to];
+        // A message of a round that is over is the checker's to find.
+        let Some(ahead) = index.checked_sub(state.index) else {
+            return;
+        };
+        if state.come.len() <= ahead {
+            state.come.resize(ahead + 1, Come::default());
+        }
+        let come = &mut state.come[ahead];
+        come.messages += 1;
+        come.ready = come.ready.max(there) + fold;
+        come.folds += fold;
+        if ahead == 0 {
+            self.end(to);
+        }
+    }
+
+    /// Ends a rank's round where all has been sent and all has come.
+    fn end(&mut self, rank: usize) {
+        let state = &mut self.ranks[rank];
+        let come = state.come.front().copied().unwrap_or_default();
+        let unsent = state.next < state.round.sends.len();
+        let unseen = come.messages < state.round.recvs.len();
+        if state.waiting || unsent || unseen {
+            return;
+        }
+        let folded = state.sent.max(come.ready).max(state.entered + come.folds);
+        let work: usize = folded_after(&state.round, self.plan.world());
+        let time = folded + work as f64 * self.fold;
+        state.come.pop_front();
+        state.index += 1;
+        self.enter(rank, time);
+    }
+}
+
+/// Elements folded when all of a round has come.
+fn folded_after(round: &Round, world: usize) -> usize {
+    let raw = round.recvs.iter().map(|recv| match &recv.action {
+        Action::FoldRaw(_) => recv.len,
+        _ => 0,
+    });
+    let ranks = round.then.iter().map(|local| match local {
+        Local::FoldRanks { input, .. } | Local::FoldStash { input, .. } => {
+            input.len() * (world - 1)
+        }
+        Local::Copy { .. } | Local::Finish { .. } => 0,
+    });
+    raw.sum::<usize>() + ranks.sum::<usize>()
+}
+
+/// The links, and until when each is held.
+struct Ports<'a> {
+    topology: Option<&'a Topology>,
+    within: Rates,
+    between: Rates,
+    nic: f64,
+    leaf: f64,
+    rank_out: Vec<Port>,
+    rank_in: Vec<Port>,
+    nic_out: Vec<Port>,
+    nic_in: Vec<Port>,
+    leaf_up: Vec<Port>,
+    leaf_down: Vec<Port>,
+}
+
+#[derive(Default, Clone, Copy)]
+struct Port {
+    free: f64,
+    bytes: u64,
+    busy: f64,
+}
+
+impl<'a> Ports<'a> {
+    fn new(model: &'a Model, n: usize, bytes: u64) -> Self {
+        let topology = model.topology.as_ref();
+        let hosts = topology.map_or(0, |all| all.hosts().len());
+        let leaves = topology.map_or(0, |all| all.leaf_of(hosts.saturating_sub(1)) + 1);
+        let between = Rates::of(&model.between, bytes);
+        let ports = |count| vec![Port::default(); count];
+        Self {
+            topology,
+            within: Rates::of(&model.within, bytes),
+            between,
+            nic: topology.and_then(Topology::nic).unwrap_or(between.send),
+            leaf: topology
+                .and_then(Topology::leaf)
+                .map_or(0.0, |leaf| leaf.per_byte),
+            rank_out: ports(n),
+            rank_in: ports(n),
+            nic_out: ports(hosts),
+            nic_in: ports(hosts),
+            leaf_up: ports(leaves),
+            leaf_down: ports(leaves),
+        }
+    }
+
+    /// When a message posted at `time` has left its sender, and when it is there.
+    fn carry(&mut self, from: usize, to: usize, bytes: u64, time: f64) -> (f64, f64) {
+        let hosts = self
+            .topology
+            .map(|all| (all, all.hosts().host(from), all.hosts().host(to)));
+        let far = hosts.filter(|(_, from, to)| from != to);
+        let rates = if far.is_some() {
+            self.between
+        } else {
+            self.within
+        };
+        let port = rates.overhead + bytes as f64 * rates.send;
+        let (mut start, mut slowest) = (time, port);
+        start = start
+            .max(self.rank_out[from].free)
+            .max(self.rank_in[to].free);
+        if let Some((all, source, target)) = far {
+            let nic = bytes as f64 * self.nic;
+            start = start
+                .max(self.nic_out[source].free)
+                .max(self.nic_in[target].free);
+            slowest = slowest.max(nic);
+            let (up, down) = (all.leaf_of(source), all.leaf_of(target));
+            if up != down {
+                let leaf = bytes as f64 * self.leaf;
+                start = start
+                    .max(self.leaf_up[up].free)
+                    .max(self.leaf_down[down].free);
+                slowest = slowest.max(leaf);
+                self.leaf_up[up].hold(start, leaf, bytes);
+                self.leaf_down[down].hold(start, leaf, bytes);
+            }
+            self.nic_out[source].hold(start, nic, bytes);
+            self.nic_in[target].hold(start, nic, bytes);
+        }
+        self.rank_out[from].hold(start, slowest, bytes);
+        self.rank_in[to].hold(start, port, bytes);
+        (start + slowest, start + slowest + rates.latency)
+    }
+
+    fn loads(&self) -> Vec<LinkLoad> {
+        let links: [(&[Port], fn(usize) -> Link); 6] = [
+            (&self.rank_out, Link::RankOut),
+            (&self.rank_in, Link::RankIn),
+            (&self.nic_out, Link::NicOut),
+            (&self.nic_in, Link::NicIn),
+            (&self.leaf_up, Link::LeafUp),
+            (&self.leaf_down, Link::LeafDown),
+        ];
+        let loads = links.into_iter().flat_map(|(ports, link)| {
+            let used = ports.iter().enumerate().filter(|(_, port)| port.bytes > 0);
+            used.map(move |(i, port)| LinkLoad {
+                link: link(i),
+                bytes: port.bytes,
+                busy: port.busy,
+            })
+        });
+        loads.collect()
+    }
+}
+
+impl Port {
+    fn hold(&mut self, start: f64, seconds: f64, bytes: u64) {
+        self.free = start + seconds;
+        self.bytes += bytes;
+        self.busy += seconds;
+    }
+}
