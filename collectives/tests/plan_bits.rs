@@ -61,7 +61,7 @@ fn in_order(numbers: &[usize]) -> Option<Fold> {
 fn numbered(n: usize, second: bool) -> Vec<usize> {
     match second {
         false => (0..n).collect(),
-        true if n % 2 == 0 => (0..n).rev().collect(),
+        true if n.is_multiple_of(2) => (0..n).rev().collect(),
         true => (0..n).map(|i| (i + n - 1) % n).collect(),
     }
 }
