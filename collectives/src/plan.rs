@@ -164,6 +164,8 @@ pub struct Plan {
     world: usize,
     /// Where each rank's chunk starts, and the end, where the shape has counts.
     starts: Vec<usize>,
+    /// Of even chunks: the length of the shorter ones, and how many hold one element more.
+    even: (usize, usize),
     /// How many pieces follow each other.
     pieces: usize,
 }
@@ -209,11 +211,13 @@ impl Plan {
                 Some(*at)
             }));
         }
+        let len = shape.len(world);
         let mut plan = Self {
             shape,
             spec,
             world,
             starts,
+            even: (len / world, len % world),
             pieces: 1,
         };
         if let Some(chunk_len) = plan.spec.chunk_len.filter(|_| world > 1) {
@@ -381,7 +385,9 @@ impl Plan {
     #[must_use]
     pub fn chunk(&self, rank: usize) -> Range<usize> {
         if self.starts.is_empty() {
-            chunk::chunk(self.shape.len(self.world), self.world, rank)
+            let (base, longer) = self.even;
+            let start = rank * base + rank.min(longer);
+            start..start + base + usize::from(rank < longer)
         } else {
             self.starts[rank]..self.starts[rank + 1]
         }

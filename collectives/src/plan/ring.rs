@@ -47,13 +47,23 @@ pub(super) fn round(plan: &Plan, rank: usize, index: usize, piece: usize, round:
     }
 }
 
+/// The rank `steps` (at most n) to the left. Divisions would be most of a simulation's time.
+fn back(rank: usize, steps: usize, n: usize) -> usize {
+    if rank >= steps {
+        rank - steps
+    } else {
+        rank + n - steps
+    }
+}
+
 /// The owner's chunk becomes its output from `at` on.
 fn reduce_scatter(plan: &Plan, rank: usize, t: usize, piece: usize, at: usize, round: &mut Round) {
     let n = plan.world();
-    let segment = |r: usize| plan.piece(plan.chunk(r % n), piece);
-    let (outgoing, incoming) = (segment(rank + 2 * n - 1 - t), segment(rank + 2 * n - 2 - t));
-    round.send((rank + 1) % n, What::Partial(outgoing));
-    round.fold((rank + n - 1) % n, incoming.clone(), true);
+    let segment = |r: usize| plan.piece(plan.chunk(r), piece);
+    let left = back(rank, 1, n);
+    let (outgoing, incoming) = (segment(back(left, t, n)), segment(back(left, t + 1, n)));
+    round.send(back(rank, n - 1, n), What::Partial(outgoing));
+    round.fold(left, incoming.clone(), true);
     if t + 2 == n {
         let at = at + (incoming.start - plan.chunk(rank).start);
         round.then.push(Local::Finish {
@@ -65,9 +75,11 @@ fn reduce_scatter(plan: &Plan, rank: usize, t: usize, piece: usize, at: usize, r
 
 fn all_gather(plan: &Plan, rank: usize, t: usize, piece: usize, round: &mut Round) {
     let n = plan.world();
-    let segment = |r: usize| plan.piece(plan.chunk(r % n), piece);
-    round.send((rank + 1) % n, What::Output(segment(rank + n - t)));
-    round.store((rank + n - 1) % n, segment(rank + 2 * n - 1 - t));
+    let segment = |r: usize| plan.piece(plan.chunk(r), piece);
+    let left = back(rank, 1, n);
+    let (right, outgoing) = (back(rank, n - 1, n), segment(back(rank, t, n)));
+    round.send(right, What::Output(outgoing));
+    round.store(left, segment(back(left, t, n)));
 }
 
 fn broadcast(

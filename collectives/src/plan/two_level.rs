@@ -66,11 +66,11 @@ impl<'a> At<'a> {
         (1..m).map(move |step| self.mates[(self.place + step) % m])
     }
 
-    /// Ranks elsewhere whose chunks the member at `place` of this host carries, host by host.
+    /// Ranks elsewhere whose chunks the member at `place` of this host carries, host by host from the
+    /// next one on, so that not all hosts send to the first one first.
     fn carried(&self, place: usize) -> impl Iterator<Item = usize> + '_ {
         let m = self.mates.len();
-        let elsewhere = (0..self.hosts.len()).filter(|host| *host != self.host);
-        elsewhere.flat_map(move |host| {
+        self.elsewhere().flat_map(move |host| {
             let ranks = self.hosts.members(host).iter();
             ranks.skip(place).step_by(m).copied()
         })
