@@ -160,6 +160,12 @@ impl Model {
         }
     }
 
+    /// The topology, where it is of a world of so many.
+    fn topology_of(&self, world: usize) -> Option<&Topology> {
+        let topology = self.topology.as_ref();
+        topology.filter(|all| all.hosts().world() == world)
+    }
+
     fn query(&self, shape: &CollectiveShape, world: usize, dtype: DType) -> Result<predict::Query> {
         let hosts = self.topology.as_ref().map(|all| all.hosts().world());
         let reason = if world == 0 {

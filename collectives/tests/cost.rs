@@ -147,6 +147,57 @@ fn predictions_are_the_simulation_without_contention() {
     assert!(compared > 300, "{compared}");
 }
 
+/// With hosts the predictions are estimates; they stay near what the simulation finds.
+#[test]
+fn predictions_with_hosts_are_near_the_simulation() {
+    let (mut worst, mut compared) = ((1.0, String::new()), 0);
+    for (n, per_host) in [(8, 2), (16, 8), (24, 6), (64, 8), (12, 5)] {
+        let model = Model {
+            within: Constants::SHM,
+            between: Constants::TCP,
+            topology: Some(Topology::new(Hosts::blocks(n, per_host))),
+            ..Model::default()
+        };
+        for len in [n, n * 4096] {
+            let counts: Vec<usize> = chunk::chunk_lens(len, n).collect();
+            let shapes = [
+                S::AllReduce { len },
+                S::ReduceScatter {
+                    counts: counts.clone(),
+                },
+                S::AllGather { counts },
+                S::Broadcast { len, root: 0 },
+                S::Reduce { len, root: 0 },
+                S::AllToAll { len: len / n },
+                S::Barrier,
+            ];
+            for shape in shapes {
+                let table = model.explain(&shape, n, DType::F32, Order::Any).unwrap();
+                for row in table.rows {
+                    let Verdict::Seconds(predicted) = row.verdict else {
+                        continue;
+                    };
+                    let name = row.spec.algorithm;
+                    let found = seconds(shape.clone(), row.spec, n, &model);
+                    let off = (predicted / found).max(found / predicted);
+                    if off > 2.0 {
+                        println!("{shape:?} by {name} over {n}: {predicted} for {found}");
+                    }
+                    if off > worst.0 {
+                        worst = (off, format!("{shape:?} by {name} over {n}"));
+                    }
+                    compared += 1;
+                }
+            }
+        }
+    }
+    println!(
+        "{compared} predictions, the worst off by {:.2}: {}",
+        worst.0, worst.1
+    );
+    assert!(worst.0 < 2.5 && compared > 250, "{worst:?}, {compared}");
+}
+
 /// Two hosts of two ranks; every message of one round leaves its host.
 #[test]
 fn ranks_that_share_a_card_wait_for_each_other() {
@@ -514,6 +565,31 @@ fn constants_are_read_back_and_bad_ones_are_refused_by_line() {
     );
     assert_eq!(Constants::of("tcp"), Some(Constants::TCP));
     assert_eq!(Constants::of("pigeon"), None);
+}
+
+/// A choice is made at each call, so it must cost little beside it.
+#[test]
+fn a_choice_is_quick() {
+    let topology = Some(Topology::new(Hosts::blocks(64, 8)));
+    for (name, model) in [
+        ("one host", Model::default()),
+        (
+            "eight hosts",
+            Model {
+                topology,
+                ..Model::default()
+            },
+        ),
+    ] {
+        let shape = S::AllReduce { len: 1000 };
+        let start = std::time::Instant::now();
+        for _ in 0..1000 {
+            std::hint::black_box(model.choose(&shape, 64, DType::F32, Order::Any).unwrap());
+        }
+        let each = start.elapsed() / 1000;
+        println!("{name}: {each:?} a choice");
+        assert!(each.as_micros() < 100, "{each:?}");
+    }
 }
 
 #[test]

@@ -171,6 +171,11 @@ macro_rules! sample {
 }
 
 fn float(bits: u64) -> f64 {
+    match bits {
+        MINUS_ZERO => return -0.0,
+        ZERO => return 0.0,
+        _ => {}
+    }
     let size = (bits % 13) as i32 - 6;
     let sign = if bits & 64 == 0 { 1.0 } else { -1.0 };
     sign * (1.0 + (bits >> 11) as f64 / (1u64 << 53) as f64) * 2f64.powi(size)
@@ -186,6 +191,21 @@ sample!(
     u8: |bits| bits as u8
 );
 
+const MINUS_ZERO: u64 = u64::MAX;
+const ZERO: u64 = u64::MAX - 1;
+
+/// The input of a rank. Of least and greatest every other is a zero with a sign: of equals the left
+/// one is kept, so that the sign tells the order.
+fn input<E: Sample>(op: ReduceOp, rank: usize, index: usize) -> E {
+    let bits = bits(rank, index);
+    let signs = matches!(op, ReduceOp::Min | ReduceOp::Max) && index % 2 == 1;
+    E::sample(match bits & 1 {
+        _ if !signs => bits,
+        0 => ZERO,
+        _ => MINUS_ZERO,
+    })
+}
+
 fn bits(rank: usize, index: usize) -> u64 {
     let mut x = (rank as u64 + 1) << 32 | index as u64;
     for _ in 0..3 {
@@ -198,7 +218,7 @@ fn bits(rank: usize, index: usize) -> u64 {
 /// What rank `rank` must end with: each element as (its fold, where it lies in the inputs).
 fn expected<E: Sample>(plan: &Plan, rank: usize, op: ReduceOp) -> Vec<E> {
     let (shape, n) = (plan.shape(), plan.world());
-    let at = |from: usize, index: usize| E::sample(bits(from, index));
+    let at = |from: usize, index: usize| input::<E>(op, from, index);
     let folded = |element: usize| {
         let fold = declared(shape, plan.spec(), n, element);
         let sum = value::<E>(&fold, op, &|rank| at(rank, element));
@@ -230,7 +250,7 @@ fn run<E: Sample>(plan: &Plan, op: ReduceOp, delivery: Delivery, seed: u64) {
             plan: plan.clone(),
             redop: op,
             input: (0..plan.input_len(rank))
-                .map(|i| E::sample(bits(rank, i)))
+                .map(|i| input::<E>(op, rank, i))
                 .collect(),
         })
         .collect();

@@ -171,7 +171,7 @@ impl Model {
             Word::Demanded(chunk) => chunk,
             Word::Free => None,
         };
-        let hosts = match (&self.topology, algorithm) {
+        let hosts = match (self.topology_of(query.world), algorithm) {
             (Some(topology), A::TwoLevel) => Some(topology.hosts().clone()),
             _ => None,
         };
@@ -208,7 +208,7 @@ impl Model {
         if algorithm != A::TwoLevel {
             return None;
         }
-        match &self.topology {
+        match self.topology_of(query.world) {
             None => Some("world: no hosts are known, so all ranks count as one"),
             Some(all) if all.hosts().len() == 1 => Some("world: all ranks share one host"),
             Some(all) if all.hosts().most() == 1 => Some("world: no two ranks share a host"),

@@ -99,7 +99,7 @@ impl Rates {
 impl<'a> Net<'a> {
     pub(super) fn of(model: &'a Model, query: &Query) -> Self {
         let bytes = query.bytes();
-        let topology = model.topology.as_ref();
+        let topology = model.topology_of(query.world);
         let between = Rates::of(&model.between, bytes);
         Self {
             n: query.world,
@@ -125,23 +125,47 @@ impl<'a> Net<'a> {
         latency + ports.max(leaving * bytes * self.nic)
     }
 
-    /// Everybody sends one message to the rank 2^k away.
-    fn shift(&self, k: usize, bytes: f64) -> f64 {
-        let leaving = self.topology.map_or(0, |all| all.crossing(k));
-        if self.h > 1 && leaving > 0 {
+    /// Everybody sends one message, `leaving` ranks of the fullest host out of it.
+    fn one(&self, leaving: usize, bytes: f64) -> f64 {
+        if leaving > 0 {
             self.round(0.0, 1.0, leaving as f64, bytes)
         } else {
             self.round(1.0, 0.0, 0.0, bytes)
         }
     }
 
-    /// The latency of [`Net::shift`].
-    fn latency(&self, k: usize) -> f64 {
-        if self.topology.map_or(0, |all| all.crossing(k)) > 0 {
-            self.between.latency
+    /// To the rank 2^k to the right or left.
+    fn shift(&self, k: usize, bytes: f64) -> f64 {
+        let leaving = self.topology.map_or(0, |all| all.crossing().shift[k]);
+        self.one(leaving, bytes)
+    }
+
+    /// To the rank whose number differs in bit k.
+    fn flip(&self, k: usize, bytes: f64) -> f64 {
+        let leaving = self.topology.map_or(0, |all| all.crossing().flip[k]);
+        self.one(leaving, bytes)
+    }
+
+    /// One edge of a binomial tree: of a host one rank at most sends at a time.
+    fn edge(&self, k: usize, bytes: f64) -> f64 {
+        let leaving = self.topology.map_or(0, |all| all.crossing().flip[k]);
+        self.one(leaving.min(1), bytes)
+    }
+
+    /// `hops` hops round the ring, one after another, each with a fold; then `more` messages that
+    /// follow without waiting for it. What goes round passes the links between hosts as seldom as
+    /// everybody else's.
+    fn ring(&self, hops: f64, more: f64, bytes: f64, fold: f64) -> f64 {
+        let all = self.topology.map_or(0, |all| all.crossing().ring) as f64 / self.n as f64;
+        let most = self.topology.map_or(0, |all| all.crossing().shift[0]);
+        let (near, far) = (self.one(0, bytes), self.one(most, bytes));
+        let port = if most > 0 {
+            far - self.between.latency
         } else {
-            self.within.latency
-        }
+            near - self.within.latency
+        };
+        let hop = (near * (1.0 - all) + far * all + fold).max(port);
+        hops * hop + more * port.max(fold)
     }
 
     /// Everybody sends to everybody else.
@@ -195,7 +219,7 @@ impl<'a> Net<'a> {
         let (n, s, wide) = (self.n, call.whole, call.wide);
         let others = (n - 1) as f64;
         let extra = if call.odd {
-            self.shift(0, s * wide) + self.fold(s) + self.shift(0, s)
+            self.flip(0, s * wide) + self.fold(s) + self.flip(0, s)
         } else {
             0.0
         };
@@ -204,17 +228,18 @@ impl<'a> Net<'a> {
             A::Pairwise => 2.0 * self.peers(call.longest) + self.fold(others * call.longest),
             A::Ring => {
                 let chunk = call.longest;
-                others * (self.shift(0, chunk * wide) + self.fold(chunk) + self.shift(0, chunk))
+                self.ring(others, 0.0, chunk * wide, self.fold(chunk))
+                    + self.ring(others, 0.0, chunk, 0.0)
             }
             A::Tree => self.binomial(call, wide) + self.binomial(call, 1.0) + self.climbs(call),
             A::RecursiveDoubling => {
-                let rounds = (0..call.nodes).map(|k| self.shift(k, s * wide) + self.fold(s));
+                let rounds = (0..call.nodes).map(|k| self.flip(k, s * wide) + self.fold(s));
                 rounds.sum::<f64>() + extra
             }
             A::HalvingDoubling => {
                 let half = |k: usize| s / (2u64 << k) as f64;
                 let rounds = (0..call.nodes).map(|k| {
-                    self.shift(k, half(k) * wide) + self.fold(half(k)) + self.shift(k, half(k))
+                    self.flip(k, half(k) * wide) + self.fold(half(k)) + self.flip(k, half(k))
                 });
                 rounds.sum::<f64>() + extra
             }
@@ -243,14 +268,14 @@ impl<'a> Net<'a> {
         let (s, wide) = (call.whole, call.wide);
         let others = (self.n - 1) as f64;
         match algorithm {
-            A::Ring => others * (self.shift(0, call.longest * wide) + self.fold(call.longest)),
+            A::Ring => self.ring(others, 0.0, call.longest * wide, self.fold(call.longest)),
             A::HalvingDoubling => {
                 let half = |k: usize| s / (2u64 << k) as f64;
                 let far = |k: usize| call.nodes - 1 - k;
-                let rounds = (0..call.nodes)
-                    .map(|k| self.shift(far(k), half(k) * wide) + self.fold(half(k)));
+                let rounds =
+                    (0..call.nodes).map(|k| self.flip(far(k), half(k) * wide) + self.fold(half(k)));
                 let extra = if call.odd {
-                    self.shift(0, s * wide) + self.fold(s) + self.shift(0, call.part)
+                    self.flip(0, s * wide) + self.fold(s) + self.flip(0, call.part)
                 } else {
                     0.0
                 };
@@ -270,15 +295,15 @@ impl<'a> Net<'a> {
 
     fn all_gather(&self, call: &Sizes, algorithm: A) -> f64 {
         match algorithm {
-            A::Ring => (self.n - 1) as f64 * self.shift(0, call.longest),
+            A::Ring => self.ring((self.n - 1) as f64, 0.0, call.longest, 0.0),
             A::RecursiveDoubling => {
                 let extra = if call.odd {
-                    self.shift(0, call.part) + self.shift(0, call.whole)
+                    self.flip(0, call.part) + self.flip(0, call.whole)
                 } else {
                     0.0
                 };
                 let share = call.whole / (1u64 << call.nodes) as f64;
-                let rounds = (0..call.nodes).map(|k| self.shift(k, (1u64 << k) as f64 * share));
+                let rounds = (0..call.nodes).map(|k| self.flip(k, (1u64 << k) as f64 * share));
                 rounds.sum::<f64>() + extra
             }
             A::Bruck => self.bruck(call, call.part),
@@ -296,12 +321,7 @@ impl<'a> Net<'a> {
         let (n, s, k) = (self.n, call.whole * wide, call.pieces);
         let piece = call.whole / k;
         match algorithm {
-            A::Ring => {
-                let (hop, fold) = (self.shift(0, s / k), folds * self.fold(piece));
-                // Later pieces follow without waiting for the first one's latency.
-                let next = (hop - self.latency(0)).max(fold);
-                (n - 1) as f64 * (hop + fold) + (k - 1.0) * next
-            }
+            A::Ring => self.ring((n - 1) as f64, k - 1.0, s / k, folds * self.fold(piece)),
             A::Tree => self.binomial(call, wide) + folds * self.climbs(call),
             A::DoubleTree => {
                 let height = (n - 1).max(1).ilog2() as f64;
@@ -339,11 +359,11 @@ impl<'a> Net<'a> {
         match algorithm {
             A::RecursiveDoubling => {
                 let extra = if call.odd {
-                    2.0 * self.shift(0, 0.0)
+                    2.0 * self.flip(0, 0.0)
                 } else {
                     0.0
                 };
-                (0..call.nodes).map(|k| self.shift(k, 0.0)).sum::<f64>() + extra
+                (0..call.nodes).map(|k| self.flip(k, 0.0)).sum::<f64>() + extra
             }
             A::Bruck => (0..call.levels).map(|k| self.shift(k, 0.0)).sum(),
             A::TwoLevel => {
@@ -358,12 +378,23 @@ impl<'a> Net<'a> {
     /// One way through a binomial tree. In pieces: every round as long as the root's.
     fn binomial(&self, call: &Sizes, wide: f64) -> f64 {
         let bytes = call.whole * wide / call.pieces;
-        let once: f64 = (0..call.levels).map(|k| self.shift(k, bytes)).sum();
+        let once: f64 = (0..call.levels).map(|k| self.edge(k, bytes)).sum();
         if call.pieces <= 1.0 {
             return once;
         }
-        let each = self.shift(call.levels - 1, bytes) - self.latency(call.levels - 1);
-        once + (call.pieces - 1.0) * call.levels as f64 * each
+        let ports: f64 = (0..call.levels)
+            .map(|k| self.edge(k, bytes) - self.latency(k))
+            .sum();
+        once + (call.pieces - 1.0) * ports
+    }
+
+    /// The latency of [`Net::edge`].
+    fn latency(&self, k: usize) -> f64 {
+        if self.topology.map_or(0, |all| all.crossing().flip[k]) > 0 {
+            self.between.latency
+        } else {
+            self.within.latency
+        }
     }
 
     /// The folds at the root of a binomial tree.

@@ -1,14 +1,16 @@
 //! A plan's messages placed on links, one by one, in the order in which they are posted.
 //!
 //! ```text
-//! time ->     0         1         2
-//! rank 0 out  [to 1 ===][to 2 ===]           a message holds every link on its way from when all
-//! rank 1 in   [=========]                    are free; it is there `latency` after its last byte
+//! time ->      0         1         2
+//! rank 0 out   [to 1 ===][to 2 ===]          a message begins on a link when it has begun on the one
+//! host 0 out   [to 1]    [to 2]              before and the link is free; it is there `latency` after
+//! rank 1 in    [to 1 ===]                    its last byte has passed the last link
 //! ```
 //!
-//! A rank posts the messages of a round one after another, goes on when they are gone and all of the
-//! round has come, and folds what came. Nobody waits for room at the receiver. A message holds a
-//! rank's port for `overhead + bytes * send`, a shared link for bytes times that link's rate.
+//! A rank posts the messages of a round one after another, goes on when they have left it and all of
+//! the round has come, and folds what came. Nobody waits for room further on. A message holds a rank's
+//! port for `overhead + bytes * send`, a shared link for bytes times that link's rate; of two messages
+//! the one posted first goes first.
 
 use alloc::{
     collections::{BinaryHeap, VecDeque},
@@ -348,33 +350,25 @@ impl<'a> Ports<'a> {
         } else {
             self.within
         };
-        let port = rates.overhead + bytes as f64 * rates.send;
-        let (mut start, mut slowest) = (time, port);
-        start = start
-            .max(self.rank_out[from].free)
-            .max(self.rank_in[to].free);
+        let (port, length) = (rates.overhead + bytes as f64 * rates.send, bytes as f64);
+        let start = self.rank_out[from].hold(time, port, bytes);
+        let gone = start + port;
+        let (mut at, mut there) = (start, gone);
+        let mut pass = |link: &mut Port, seconds: f64| {
+            at = link.hold(at, seconds, bytes);
+            there = there.max(at + seconds);
+        };
         if let Some((all, source, target)) = far {
-            let nic = bytes as f64 * self.nic;
-            start = start
-                .max(self.nic_out[source].free)
-                .max(self.nic_in[target].free);
-            slowest = slowest.max(nic);
+            pass(&mut self.nic_out[source], length * self.nic);
             let (up, down) = (all.leaf_of(source), all.leaf_of(target));
             if up != down {
-                let leaf = bytes as f64 * self.leaf;
-                start = start
-                    .max(self.leaf_up[up].free)
-                    .max(self.leaf_down[down].free);
-                slowest = slowest.max(leaf);
-                self.leaf_up[up].hold(start, leaf, bytes);
-                self.leaf_down[down].hold(start, leaf, bytes);
+                pass(&mut self.leaf_up[up], length * self.leaf);
+                pass(&mut self.leaf_down[down], length * self.leaf);
             }
-            self.nic_out[source].hold(start, nic, bytes);
-            self.nic_in[target].hold(start, nic, bytes);
+            pass(&mut self.nic_in[target], length * self.nic);
         }
-        self.rank_out[from].hold(start, slowest, bytes);
-        self.rank_in[to].hold(start, port, bytes);
-        (start + slowest, start + slowest + rates.latency)
+        pass(&mut self.rank_in[to], port);
+        (gone, there + rates.latency)
     }
 
     fn loads(&self) -> Vec<LinkLoad> {
@@ -399,9 +393,12 @@ impl<'a> Ports<'a> {
 }
 
 impl Port {
-    fn hold(&mut self, start: f64, seconds: f64, bytes: u64) {
+    /// Holds the link from `time` on, or from when it is free; says which.
+    fn hold(&mut self, time: f64, seconds: f64, bytes: u64) -> f64 {
+        let start = time.max(self.free);
         self.free = start + seconds;
         self.bytes += bytes;
         self.busy += seconds;
+        start
     }
 }

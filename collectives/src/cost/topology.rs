@@ -17,8 +17,18 @@ pub struct Topology {
     hosts: Hosts,
     nic: Option<f64>,
     leaf: Option<Leaf>,
-    /// At shift 2^k: the most ranks of one host whose peer is elsewhere.
-    crossing: Vec<usize>,
+    crossing: Crossing,
+}
+
+/// How many ranks have their peer elsewhere, by the pattern in which all ranks speak.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Crossing {
+    /// At rank + 2^k: the most of one host.
+    pub(super) shift: Vec<usize>,
+    /// At rank xor 2^k: the most of one host.
+    pub(super) flip: Vec<usize>,
+    /// At rank + 1: of all hosts.
+    pub(super) ring: usize,
 }
 
 /// Switches that each join some consecutive hosts and share a link to the rest.
@@ -71,7 +81,7 @@ impl Topology {
     /// ```
     #[must_use]
     pub fn new(hosts: Hosts) -> Self {
-        let crossing = crossing(&hosts);
+        let crossing = Crossing::of(&hosts);
         Self {
             hosts,
             nic: None,
@@ -132,19 +142,35 @@ impl Topology {
         }
     }
 
-    /// At shift 2^k: the most ranks of one host that send out of it.
-    pub(super) fn crossing(&self, k: usize) -> usize {
-        self.crossing.get(k).copied().unwrap_or(0)
+    pub(super) fn crossing(&self) -> &Crossing {
+        &self.crossing
     }
 }
 
-fn crossing(hosts: &Hosts) -> Vec<usize> {
-    let n = hosts.world();
-    let levels = n.next_power_of_two().trailing_zeros() as usize;
-    let most = |k: usize| {
-        let leaves = |r: &&usize| hosts.host((**r + (1 << k)) % n) != hosts.host(**r);
-        let of = |host| hosts.members(host).iter().filter(leaves).count();
-        (0..hosts.len()).map(of).max().unwrap_or(0)
-    };
-    (0..levels.max(1)).map(most).collect()
+impl Crossing {
+    fn of(hosts: &Hosts) -> Self {
+        let n = hosts.world();
+        let levels = n.next_power_of_two().trailing_zeros() as usize;
+        let leaves = |rank: usize, peer: usize| hosts.host(peer % n) != hosts.host(rank);
+        let most = |peer: &dyn Fn(usize) -> usize| {
+            let of = |host| {
+                let members = hosts.members(host).iter();
+                members.filter(|rank| leaves(**rank, peer(**rank))).count()
+            };
+            (0..hosts.len()).map(of).max().unwrap_or(0)
+        };
+        let flipped = |rank: usize, k: usize| {
+            let peer = rank ^ (1 << k);
+            if peer < n { peer } else { rank }
+        };
+        Self {
+            shift: (0..levels.max(1))
+                .map(|k| most(&|rank| rank + (1 << k)))
+                .collect(),
+            flip: (0..levels.max(1))
+                .map(|k| most(&|rank| flipped(rank, k)))
+                .collect(),
+            ring: (0..n).filter(|rank| leaves(*rank, rank + 1)).count(),
+        }
+    }
 }
