@@ -36,7 +36,9 @@ use crate::{
 
 mod constants;
 mod explain;
+mod net;
 mod overrides;
+mod ports;
 mod predict;
 mod simulate;
 mod topology;

@@ -7,11 +7,7 @@ use alloc::{
 };
 use core::fmt;
 
-use super::{
-    Model,
-    overrides::Word,
-    predict::{Net, Query},
-};
+use super::{Model, net::Net, overrides::Word, predict::Query};
 use crate::{
     Algorithm as A, DType, Order,
     plan::{Operation, PlanSpec, offered, pipelines},

@@ -14,13 +14,16 @@
 //! hosts' sums at the owner (its own host's first, then by host). Broadcast, reduce and the barrier
 //! go through one head per host, by binomial trees and a dissemination.
 
+mod heads;
+
+use heads::{kids, shift, to_head, tree_between, tree_within};
+
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::{
     Action, CollectiveShape as S, Hosts, Local, Operation, Place, Plan, Round, What,
-    steps::push_part,
-    tree::{self, Edge},
+    steps::push_part, tree,
 };
 
 /// One round of a plan.
@@ -311,93 +314,6 @@ fn shuffle_between(plan: &Plan, at: &At<'_>, round: &mut Round) {
     }
 }
 
-/// Who speaks for a host: the root for its own, else the first member.
-fn head(hosts: &Hosts, host: usize, root: usize) -> usize {
-    if hosts.host(root) == host {
-        root
-    } else {
-        hosts.members(host)[0]
-    }
-}
-
-fn tree_within(plan: &Plan, at: &At<'_>, k: usize, round: &mut Round) {
-    let m = at.mates.len();
-    let head = head(at.hosts, at.host, plan.shape().root().unwrap_or(0));
-    let first = at.hosts.place(head);
-    let node = (at.place + m - first) % m;
-    let edge = tree::edge(m, node, k);
-    climb_or_descend(
-        plan,
-        edge,
-        |node| at.mates[(node + first) % m],
-        round,
-        at.rank,
-    );
-}
-
-fn tree_between(plan: &Plan, at: &At<'_>, k: usize, round: &mut Round) {
-    let (root, n) = (plan.shape().root().unwrap_or(0), at.hosts.len());
-    if head(at.hosts, at.host, root) != at.rank {
-        return;
-    }
-    let first = at.hosts.host(root);
-    let node = (at.host + n - first) % n;
-    let real = |node: usize| head(at.hosts, (node + first) % n, root);
-    climb_or_descend(plan, tree::edge(n, node, k), real, round, at.rank);
-}
-
-fn climb_or_descend(
-    plan: &Plan,
-    edge: Option<Edge>,
-    real: impl Fn(usize) -> usize,
-    round: &mut Round,
-    rank: usize,
-) {
-    let range = 0..plan.shape().len(plan.world());
-    match (plan.shape(), edge) {
-        (S::Broadcast { root, .. }, Some(Edge::Down(node))) => {
-            let what = if rank == *root {
-                What::Input(range)
-            } else {
-                What::Output(range)
-            };
-            round.send(real(node), what);
-        }
-        (S::Broadcast { .. }, Some(Edge::Up(node))) => round.store(real(node), range),
-        (_, Some(Edge::Up(node))) => round.send(real(node), What::Partial(range)),
-        (_, Some(Edge::Down(node))) => round.fold(real(node), range, false),
-        (_, None) => {}
-    }
-}
-
-/// Empty messages between the head and the rest of a host.
-fn to_head(at: &At<'_>, round: &mut Round, inwards: bool) {
-    let head = at.mates[0];
-    if at.rank == head {
-        for mate in at.others() {
-            if inwards {
-                round.recv(mate, 0, Action::Store(0));
-            } else {
-                round.send(mate, What::Input(0..0));
-            }
-        }
-    } else if inwards {
-        round.send(head, What::Input(0..0));
-    } else {
-        round.recv(head, 0, Action::Store(0));
-    }
-}
-
-fn shift(at: &At<'_>, k: usize, round: &mut Round) {
-    if at.rank != at.mates[0] {
-        return;
-    }
-    let (n, hop) = (at.hosts.len(), 1 << k);
-    let head = |host: usize| at.hosts.members(host % n)[0];
-    round.send(head(at.host + hop), What::Input(0..0));
-    round.recv(head(at.host + n - hop), 0, Action::Store(0));
-}
-
 /// Payload elements that `rank` sends: raw, and as accumulators.
 pub(super) fn traffic(plan: &Plan, rank: usize) -> (usize, usize) {
     let Some(at) = At::of(plan, rank) else {
@@ -424,17 +340,4 @@ pub(super) fn traffic(plan: &Plan, rank: usize) -> (usize, usize) {
         S::Reduce { root, .. } => (0, usize::from(rank != *root) * len),
         _ => (0, 0),
     }
-}
-
-/// Children in the tree of the host and, for a head, in that of the hosts.
-fn kids(at: &At<'_>, root: usize) -> usize {
-    let (m, n) = (at.mates.len(), at.hosts.len());
-    let head = head(at.hosts, at.host, root);
-    let within = tree::children(m, (at.place + m - at.hosts.place(head)) % m);
-    let between = if head == at.rank {
-        tree::children(n, (at.host + n - at.hosts.host(root)) % n)
-    } else {
-        0
-    };
-    within + between
 }
