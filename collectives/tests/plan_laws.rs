@@ -83,8 +83,8 @@ fn every_plan_is_sound() {
         for spec in specs(world) {
             for len in [0, 1, world - 1, world, world + 1, 2 * world + 3] {
                 for shape in shapes(world, len) {
-                    // The pieces of long chains are looked at with a few lengths only.
-                    if spec.chunk_len == Some(1) && len > world {
+                    // Single elements in long chains are many messages and nothing new.
+                    if spec.chunk_len == Some(1) && (world > 9 || len > world) {
                         continue;
                     }
                     if let Ok(plan) = Plan::from_spec(shape, spec.clone(), world) {

@@ -175,7 +175,7 @@ pub fn write(all: &[(String, Constants)]) -> String {
     text
 }
 
-/// Reads what [`write`] wrote, or somebody by hand.
+/// Reads what [`write()`] wrote, or somebody by hand.
 ///
 /// # Errors
 /// [`Error::Constants`] naming the line.
