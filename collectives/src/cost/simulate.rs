@@ -21,7 +21,7 @@ use core::cmp::Reverse;
 use super::{Link, Model, ports::Ports};
 use crate::{
     DType, Error, Result,
-    plan::{Action, Local, Plan, Round, What},
+    plan::{Action, Local, Plan, Round},
 };
 
 /// What a simulation found.
@@ -153,13 +153,24 @@ struct Come {
     folds: f64,
 }
 
+/// A message to send, as short as it can be said: a round may hold one for every other rank.
+#[derive(Clone, Copy)]
+struct Post {
+    to: u32,
+    wide: bool,
+    len: usize,
+}
+
 /// One rank.
 #[derive(Default)]
 struct State {
     index: usize,
-    round: Round,
+    sends: Vec<Post>,
     /// The next of the round's sends.
     next: usize,
+    /// Messages that the round waits for, and elements folded when all have come.
+    expects: usize,
+    work: usize,
     entered: f64,
     sent: f64,
     come: VecDeque<Come>,
@@ -175,6 +186,8 @@ struct Run<'a> {
     fold: f64,
     ports: Ports<'a>,
     ranks: Vec<State>,
+    /// The round that is just being entered.
+    round: Round,
     queue: Queue,
     messages: u64,
 }
@@ -192,6 +205,7 @@ impl<'a> Run<'a> {
             fold: model.within.fold.at(bytes) * dtype.bytes() as f64,
             ports: Ports::new(model, n, bytes),
             ranks,
+            round: Round::default(),
             queue: Queue::default(),
             messages: 0,
         }
@@ -207,7 +221,16 @@ impl<'a> Run<'a> {
             state.done = true;
             return;
         }
-        self.plan.round_into(rank, state.index, &mut state.round);
+        self.plan.round_into(rank, state.index, &mut self.round);
+        let posts = self.round.sends.iter().map(|send| Post {
+            to: send.to as u32,
+            wide: send.what.wide(),
+            len: send.what.len(),
+        });
+        state.sends.clear();
+        state.sends.extend(posts);
+        state.expects = self.round.recvs.len();
+        state.work = folded_after(&self.round, self.plan.world());
         self.queue.push(time, rank);
     }
 
@@ -215,23 +238,21 @@ impl<'a> Run<'a> {
     fn step(&mut self, rank: usize, time: f64) {
         let state = &mut self.ranks[rank];
         state.waiting = false;
-        if let Some(send) = state.round.sends.get(state.next) {
-            let to = send.to;
-            let (len, wide) = (send.what.len(), send.what.wide());
-            let folds = matches!(send.what, What::Partial(_) | What::Shared(_));
-            let index = state.index;
+        if let Some(&Post { to, wide, len }) = state.sends.get(state.next) {
+            let (to, index) = (to as usize, state.index);
             state.next += 1;
             let width = if wide { self.width.1 } else { self.width.0 };
-            let (gone, there) = self.ports.carry(rank, to, len as u64 * width as u64, time);
+            let bytes = len as u64 * width as u64;
+            let (gone, there) = self.ports.carry(rank, to, bytes, time);
             self.messages += 1;
             let state = &mut self.ranks[rank];
             state.sent = gone;
-            let more = state.next < state.round.sends.len();
+            let more = state.next < state.sends.len();
             self.deliver(
                 to,
                 index,
                 there,
-                if folds { len as f64 * self.fold } else { 0.0 },
+                if wide { len as f64 * self.fold } else { 0.0 },
             );
             if more {
                 self.queue.push(gone, rank);
@@ -263,14 +284,13 @@ impl<'a> Run<'a> {
     fn end(&mut self, rank: usize) {
         let state = &mut self.ranks[rank];
         let come = state.come.front().copied().unwrap_or_default();
-        let unsent = state.next < state.round.sends.len();
-        let unseen = come.messages < state.round.recvs.len();
+        let unsent = state.next < state.sends.len();
+        let unseen = come.messages < state.expects;
         if state.waiting || unsent || unseen {
             return;
         }
         let folded = state.sent.max(come.ready).max(state.entered + come.folds);
-        let work: usize = folded_after(&state.round, self.plan.world());
-        let time = folded + work as f64 * self.fold;
+        let time = folded + state.work as f64 * self.fold;
         state.come.pop_front();
         state.index += 1;
         self.enter(rank, time);
