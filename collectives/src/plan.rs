@@ -31,7 +31,7 @@
 //! |                | recursive_doubling | l + e  | l S a |
 //! |                | halving_doubling   | 2l + e | about (1 - 1/p) S (a + w) |
 //! |                | bruck              | L      | (n-1) S w |
-//! |                | double_tree        | 2 floor(log2 n) | at most S a + 3/2 S w |
+//! |                | double_tree        | 2 floor(log2 n) | at most S a + S w |
 //! |                | two_level          | 4      | within hosts (S - k_r) w, + (k_r - c_r) a, + (H-1) c_r w + (m-1) k_r w |
 //! | reduce_scatter | pairwise           | 1      | (S - c_r) w |
 //! |                | ring               | n-1    | (S - c_r) a |
@@ -45,7 +45,7 @@
 //! | broadcast      | direct             | 1      | (n-1) S w at the root |
 //! |                | ring (a chain)     | n-1    | S w, none at its end |
 //! |                | tree               | L      | kids(r) S w |
-//! |                | double_tree        | floor(log2(n-1)) + 1 | about S w |
+//! |                | double_tree        | floor(log2(n-1)) + 1 | at most S w |
 //! |                | two_level          | ceil(log2 H) + ceil(log2 m) | kids S w in both trees |
 //! | reduce         | direct             | 1      | S w, none at the root |
 //! |                | ring (a chain)     | n-1    | S a, none at the root |

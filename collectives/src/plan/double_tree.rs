@@ -108,8 +108,8 @@ pub(super) fn rounds_len(plan: &Plan) -> usize {
     }
 }
 
-/// How many children `rank` has, in both trees together weighted by the half it handles: elements it
-/// sends down, and whether it sends up.
+/// In each tree: how many ranks `rank` sends down to, whether it sends up, and the elements of each
+/// message.
 pub(super) fn traffic(plan: &Plan, rank: usize) -> [(usize, bool, usize); 2] {
     [0, 1].map(|tree| {
         let len = half(plan, tree).len();
