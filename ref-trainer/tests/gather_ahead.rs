@@ -91,8 +91,7 @@ fn the_next_segment_is_gathered_while_one_computes() {
                     Rank::<_, _, f64>::new(job, device, comm, Begin::Random).expect("a rank");
                 log.lock().expect("a log").clear();
                 rank.accumulate(samples, 1, false).expect("a step");
-                let seen = log.lock().expect("a log").clone();
-                seen
+                log.lock().expect("a log").clone()
             })
         });
         let ranks: Vec<_> = ranks.collect();
