@@ -224,6 +224,16 @@ fn ranks_that_share_a_card_wait_for_each_other() {
     };
     let found = seconds(S::AllReduce { len }, A::RecursiveDoubling, 4, &fast);
     close(found, alone + s * B / 2.0);
+    // Out of and into one host apart: only ranks 0 and 1 share a card, and what goes out through it
+    // comes late to 3, what comes in through it late to 1.
+    let mixed = Model {
+        topology: Some(Topology::new(Hosts::new(&[0, 0, 1, 2]))),
+        ..model()
+    };
+    let plan = Plan::new(S::AllReduce { len }, A::RecursiveDoubling, 4).unwrap();
+    let found = simulate(&plan, DType::F32, &mixed).unwrap().finish;
+    close(found[1] - found[0], s * B);
+    close(found[3] - found[2], s * B);
     // The ring crosses with one rank of each host only: nothing is shared.
     let ring = seconds(S::AllReduce { len }, A::Ring, 4, &model());
     close(seconds(S::AllReduce { len }, A::Ring, 4, &shared), ring);
