@@ -45,8 +45,8 @@
 //! In the first three, where backward is one pass over `S` segments, the gradient leaves before
 //! the last segment's weights: `W` counts there as `W (S - 1) / S` ([`timeline`]); interleaved
 //! holds to that as long as the early gradients do not overtake the forwards they alternate with
-//! (`W = 0`, or about equal times). zb-h1's idle time for `m >= p` is `(p - 1)(F + B - W)` in the
-//! paper, which assumes `W <= F` and `W <= B`. For dualpipe-v DeepSeek gives
+//! (`W = 0`, or about equal times). The paper of zb-h1 has `(p - 1)(F + B - W)`, which is the same
+//! where `m >= p`, `W <= F` and `W <= B`. For dualpipe-v DeepSeek gives
 //! `(p - 1)(F&B + B + W - 3 W)` with `F&B` a forward and a backward that overlap and end together
 //! (their `B` is `B + W` here); here a stage does one thing at a time and hands over as soon as it
 //! has it. It needs `m >= 2 p` (or no microbatch at all) and two stages; interleaved needs `m` to
