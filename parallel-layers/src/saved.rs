@@ -81,6 +81,46 @@ pub(crate) fn views_mut<'a, T, const N: usize>(
     })
 }
 
+/// `views` cut into one run per sublayer, of `counts` views each.
+pub(crate) fn runs<'a, T, const N: usize>(
+    layer: &'static str,
+    mut views: &'a [T],
+    counts: [usize; N],
+) -> Result<[&'a [T]; N], Error> {
+    expect_sum(layer, &counts, views.len())?;
+    Ok(counts.map(|count| {
+        let (run, rest) = views.split_at(count);
+        views = rest;
+        run
+    }))
+}
+
+/// As [`runs`], mutable.
+pub(crate) fn runs_mut<'a, T, const N: usize>(
+    layer: &'static str,
+    mut views: &'a mut [T],
+    counts: [usize; N],
+) -> Result<[&'a mut [T]; N], Error> {
+    expect_sum(layer, &counts, views.len())?;
+    Ok(counts.map(|count| {
+        let (run, rest) = core::mem::take(&mut views).split_at_mut(count);
+        views = rest;
+        run
+    }))
+}
+
+fn expect_sum(layer: &'static str, counts: &[usize], got: usize) -> Result<(), Error> {
+    let expected = counts.iter().sum();
+    if expected == got {
+        return Ok(());
+    }
+    Err(Error::Params {
+        layer,
+        expected,
+        got,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

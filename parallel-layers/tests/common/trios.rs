@@ -4,8 +4,8 @@ use quintet_collectives::{DeviceMesh, ParamSpec, Placement};
 use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, RowParallelLinear, SelfAttention,
-    SwiGluMlp, VocabParallelEmbedding,
+    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, MoeMlp, MoeShape, MoeSpec,
+    RowParallelLinear, SelfAttention, SwiGluMlp, VocabParallelEmbedding,
 };
 
 use super::{Batch, TestCtx, Tokens, Trio, on_tp, value};
@@ -146,6 +146,21 @@ pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<SwiGluM
     model(layer, mesh, tokens, spec)
 }
 
+pub fn moe(
+    mesh: &DeviceMesh,
+    tokens: Tokens,
+    shape: &MoeShape,
+    spec: &MoeSpec,
+) -> Result<Model<MoeMlp>, Error> {
+    Ok(Model {
+        layer: MoeMlp::new(mesh, "mlp", shape, spec)?,
+        tokens,
+        hidden: shape.hidden,
+        sp: shape.sequence_parallel,
+        mesh: *mesh,
+    })
+}
+
 fn model<L>(layer: L, mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<L> {
     Model {
         layer,
@@ -246,6 +261,35 @@ impl Trio for Model<SwiGluMlp> {
         let (dx, saved) = self.layer.backward_input(ctx, batch, weights, saved, &dy)?;
         let grads: &mut [&mut [f64]; 3] = grads.try_into().unwrap();
         let grads = grads.each_mut().map(|g| &mut **g);
+        self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
+        Ok((y, dx))
+    }
+}
+
+impl Trio for Model<MoeMlp> {
+    fn input(&self) -> Option<ParamSpec> {
+        Some(self.outside("x"))
+    }
+
+    fn output(&self) -> ParamSpec {
+        self.outside("y")
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.layer.params()
+    }
+
+    fn run(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done {
+        let (y, saved) = self.layer.forward(ctx, batch, params, x)?;
+        let (dx, saved) = self.layer.backward_input(ctx, batch, params, saved, &dy)?;
         self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
         Ok((y, dx))
     }
