@@ -1,5 +1,6 @@
 //! The judge of layouts.
 
+use quintet_planner::config::MoeConfig;
 use quintet_planner::{Batch, Layout, ModelConfig, validate};
 
 use crate::bytes::Bytes;
@@ -19,6 +20,10 @@ pub fn layout(data: &[u8]) {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: bytes.below(2) == 0,
+        moe: (bytes.below(2) == 1).then(|| MoeConfig {
+            first_dense: bytes.below(9),
+            ..MoeConfig::new(bytes.below(9), bytes.below(4), bytes.below(5))
+        }),
     };
     let pp = bytes.below(5);
     let explicit = bytes.below(2) == 1;
@@ -29,6 +34,8 @@ pub fn layout(data: &[u8]) {
         stage_layers: explicit.then(|| (0..pp).map(|_| bytes.below(4)).collect()),
         zero_stage: bytes.byte() % 4,
         sequence_parallel: bytes.below(2) == 1,
+        ep: bytes.below(5),
+        etp: bytes.below(4),
         ..Layout::single()
     };
     let batch = Batch {

@@ -13,16 +13,20 @@
 //! a region is taken up by the norm before it.
 
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_collectives::{DeviceMesh, ParamSpec};
-use quintet_kernels::{Attention, Collectives, Gemm, Norm, Pointwise, Rope, Scalar};
+use quintet_kernels::{
+    Attention, Collectives, Gemm, GroupedGemm, Norm, Permute, Pointwise, Rope, Router, Scalar,
+};
 
 use crate::attention::{AttentionForward, AttentionWeight, SelfAttention};
-use crate::mlp::{MlpForward, MlpWeight, SwiGluMlp};
+use crate::ffn::{Ffn, FfnForward, FfnWeight};
+use crate::moe::{MoeSpec, Routing};
 use crate::norm::{Normed, RmsNorm};
 use crate::region::Region;
-use crate::saved::{Saved, views, views_mut};
+use crate::saved::{Saved, runs, runs_mut, views, views_mut};
 use crate::{Ctx, Error, Layer, MicroBatch};
 
 const NAME: &str = "block";
@@ -48,6 +52,8 @@ pub struct BlockSpec {
     pub layers: usize,
     /// Values between layers are Shard(token) over tp instead of Invariant.
     pub sequence_parallel: bool,
+    /// A mixture of experts in place of the MLP.
+    pub moe: Option<MoeSpec>,
 }
 
 /// One decoder block.
@@ -66,6 +72,7 @@ pub struct BlockSpec {
 ///     eps: 1e-5,
 ///     layers: 4,
 ///     sequence_parallel: false,
+///     moe: None,
 /// })?;
 /// let k = &block.params()[2];
 /// assert_eq!(k.name, "model.layers.0.self_attn.k_proj.weight");
@@ -76,10 +83,11 @@ pub struct BlockSpec {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Block {
+    index: usize,
     norm1: RmsNorm,
     attention: SelfAttention,
     norm2: RmsNorm,
-    mlp: SwiGluMlp,
+    mlp: Ffn,
     region: Region,
 }
 
@@ -91,7 +99,7 @@ pub struct BlockForward<Buf, Stat> {
     attention: AttentionForward<Buf, Stat>,
     h: Buf,
     rstd2: Stat,
-    mlp: MlpForward<Buf>,
+    mlp: FfnForward<Buf, Stat>,
 }
 
 /// What the weights' gradients need.
@@ -105,29 +113,53 @@ pub struct BlockWeight<Buf, Stat> {
     h: Buf,
     rstd2: Stat,
     dn2: Buf,
-    mlp: MlpWeight<Buf>,
+    mlp: FfnWeight<Buf, Stat>,
     dy: Buf,
+}
+
+impl<Buf, Stat> BlockForward<Buf, Stat> {
+    /// Where the mixture of experts sent tokens; none of a dense block.
+    #[must_use]
+    pub fn routing(&self) -> Option<&Routing> {
+        self.mlp.routing()
+    }
 }
 
 impl Block {
     /// Block `index` of the model: parameters begin with `model.layers.{index}`.
     ///
     /// # Errors
-    /// [`Error::Layout`] where the heads cannot be cut over tp.
+    /// [`Error::Layout`] where the heads cannot be cut over tp, or the experts over ep.
     pub fn new(mesh: &DeviceMesh, index: usize, spec: &BlockSpec) -> Result<Self, Error> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let region = Region::new(spec.sequence_parallel)?;
         let norm = |part: &str| RmsNorm::new(mesh, &name(part), spec.hidden, spec.eps, region);
         Ok(Self {
+            index,
             norm1: norm("input_layernorm"),
             attention: SelfAttention::new(mesh, &name("self_attn"), spec)?,
             norm2: norm("post_attention_layernorm"),
-            mlp: SwiGluMlp::new(mesh, &name("mlp"), spec)?,
+            mlp: Ffn::new(mesh, &name("mlp"), spec)?,
             region,
         })
     }
 
-    /// The parameters: norm, q, k, v, o, norm, gate, up, down.
+    /// Its place in the model.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The name of the bias on its router's choice, if it has one.
+    #[must_use]
+    pub fn selection_bias(&self) -> Option<String> {
+        match &self.mlp {
+            Ffn::Dense(_) => None,
+            Ffn::Moe(moe) => moe.selection_bias(),
+        }
+    }
+
+    /// The parameters: norm, q, k, v, o, norm, and those of the MLP.
     #[must_use]
     pub fn params(&self) -> Vec<ParamSpec> {
         let mut all = Vec::from([self.norm1.param()]);
@@ -136,11 +168,16 @@ impl Block {
         all.extend(self.mlp.params());
         all
     }
+
+    /// Parameters up to the MLP, and of it.
+    fn counts(&self) -> [usize; 2] {
+        [6, self.mlp.params().len()]
+    }
 }
 
 impl<B, C, E> Layer<B, C, E> for Block
 where
-    B: Gemm + Norm + Rope + Attention + Pointwise,
+    B: Gemm + Norm + Rope + Attention + Pointwise + GroupedGemm + Router + Permute,
     C: Collectives<B>,
     E: Scalar,
 {
@@ -158,7 +195,8 @@ where
         params: &[B::Ref<'_, E>],
         x_td: B::Buf<E>,
     ) -> Result<(B::Buf<E>, Self::Saved), Error> {
-        let &[w1, wq, wk, wv, wo, w2, wg, wu, wd] = views(NAME, params)?;
+        let [first, mlp_params] = runs(NAME, params, self.counts())?;
+        let &[w1, wq, wk, wv, wo, w2] = views(NAME, first)?;
         let (x, dev) = (x_td, ctx.device);
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
         let Normed { y: n1, rstd: rstd1 } = self.norm1.forward(dev, rows, w1, B::whole(&x))?;
@@ -167,7 +205,7 @@ where
             self.norm2
                 .forward_residual(dev, rows, w2, B::whole(&a), B::whole(&x))?;
         drop(a);
-        let (mut y, mlp) = self.mlp.forward(ctx, batch, [wg, wu, wd], n2)?;
+        let (mut y, mlp) = self.mlp.forward(ctx, batch, mlp_params, n2)?;
         dev.add::<E>(B::whole_mut(&mut y), B::whole(&h))?;
         let saved = BlockForward {
             x,
@@ -188,7 +226,8 @@ where
         saved: &mut Self::Saved,
         dy_td: B::Buf<E>,
     ) -> Result<B::Buf<E>, Error> {
-        let &[w1, wq, wk, wv, wo, w2, wg, wu, wd] = views(NAME, params)?;
+        let [first, mlp_params] = runs(NAME, params, self.counts())?;
+        let &[w1, wq, wk, wv, wo, w2] = views(NAME, first)?;
         let (dy, dev) = (dy_td, ctx.device);
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
         let BlockForward {
@@ -199,9 +238,7 @@ where
             rstd2,
             mlp,
         } = saved.take_forward(NAME)?;
-        let (dn2, mlp) = self
-            .mlp
-            .backward_input(ctx, batch, [wg, wu, wd], mlp, &dy)?;
+        let (dn2, mlp) = self.mlp.backward_input(ctx, batch, mlp_params, mlp, &dy)?;
         let hidden = (B::whole(&h), B::whole(&rstd2));
         let (dn, beside) = (B::whole(&dn2), Some(B::whole(&dy)));
         let dh = self
@@ -238,13 +275,14 @@ where
         saved: Self::Saved,
         grads: &mut [B::Mut<'_, E::Acc>],
     ) -> Result<(), Error> {
-        let grads: &mut [_; 9] = views_mut(NAME, grads)?;
-        let [g1, gq, gk, gv, go, g2, gg, gu, gd] = grads.each_mut().map(|g| B::reborrow(g));
+        let [first, mlp_grads] = runs_mut(NAME, grads, self.counts())?;
+        let first: &mut [_; 6] = views_mut(NAME, first)?;
+        let [g1, gq, gk, gv, go, g2] = first.each_mut().map(|g| B::reborrow(g));
         let dev = ctx.device;
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
         let s = saved.into_weight(NAME)?;
-        let grads = [gg, gu, gd];
-        self.mlp.backward_weight(ctx, batch, s.mlp, &s.dy, grads)?;
+        self.mlp
+            .backward_weight(ctx, batch, s.mlp, &s.dy, mlp_grads)?;
         let hidden = (B::whole(&s.h), B::whole(&s.rstd2));
         self.norm2
             .backward_weight::<B, E>(dev, rows, hidden, B::whole(&s.dn2), g2)?;

@@ -32,11 +32,13 @@
 //! a microbatch in order of (token, k); what comes after is dropped: it adds nothing, and the
 //! weights of what remains stay as they are.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::chunk_len;
 use quintet_collectives::{DeviceMesh, Move, ParamSpec, Placement};
-use quintet_kernels::moe::{Permute, Router, Score};
+pub use quintet_kernels::moe::Score;
+use quintet_kernels::moe::{Permute, Router};
 use quintet_kernels::{Collectives, Gemm, GroupedGemm, Pointwise, Scalar, Tag};
 
 use crate::region::{apply, apply_to};
@@ -179,6 +181,13 @@ impl MoeMlp {
         .concat()
     }
 
+    /// The name of the bias on the choice, if there is one: no gradient reaches it, the trainer
+    /// moves it.
+    #[must_use]
+    pub fn selection_bias(&self) -> Option<String> {
+        self.router.selection_bias()
+    }
+
     fn counts(&self) -> [usize; 3] {
         let shared = self.shared.as_ref().map_or(0, |s| s.params().len());
         [self.router.params().len(), 3, shared]
@@ -224,7 +233,7 @@ impl MoeMlp {
         let (made, saved) = self
             .experts
             .forward(dev, dispatch.counts(), experts, arrived)?;
-        let rows = dispatch.from_experts(ctx, made)?;
+        let rows = dispatch.to_tokens(ctx, made)?;
         let mut y = dev.alloc(
             Tag::Activation,
             chunk_len(t, ctx.tp.world(), ctx.tp.rank()) * d,
@@ -289,7 +298,7 @@ impl MoeMlp {
         let (darrived, experts) = self
             .experts
             .backward_input(dev, counts, experts, saved, dmade)?;
-        let dsent = dispatch.from_experts(ctx, darrived)?;
+        let dsent = dispatch.to_tokens(ctx, darrived)?;
         let mut dx = dev.alloc(Tag::Activation, B::len(B::whole(&x)))?;
         dispatch.combine::<B, E>(dev, topk, None, &dsent, &mut dx)?;
         drop(dsent);

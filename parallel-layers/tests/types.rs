@@ -22,6 +22,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
         eps: 1e-5,
         layers: 2,
         sequence_parallel: true,
+        moe: None,
     };
     let mesh = tp_mesh(2);
     let block = Block::new(&mesh, 0, &spec).unwrap();

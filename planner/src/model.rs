@@ -14,6 +14,7 @@ use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
 use quintet_parallel_layers::{Block, BlockSpec, Head, HeadSpec, VocabParallelEmbedding};
 use quintet_zero::{FlatLayout, LayoutSpec, Tied};
 
+use crate::config::MoeConfig;
 use crate::{Error, Layout, ModelConfig};
 
 /// A layer of a stage.
@@ -84,6 +85,7 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        moe: None,
     };
     let mut layers = Vec::new();
     if stage == 0 {
@@ -96,6 +98,8 @@ pub fn stage_layers(
         )?));
     }
     for index in layout.blocks(model.layers, stage) {
+        let moe = model.moe_at(index).map(MoeConfig::spec);
+        let spec = BlockSpec { moe, ..spec };
         layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
     }
     if stage + 1 == layout.pp {

@@ -13,6 +13,11 @@
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
 //! | dp    | all-reduce of the token count | once |
 //! | world | all-reduce of the squared norm, of the loss | once each |
+//!
+//! Experts (`traffic/experts.rs`) add groups of their own: `ep` and `etp` (counts, then rows, there
+//! and back, forward and backward), `replica` (statistics of the router), `edp` (gradients). How
+//! many rows move is decided by the router, so [`step`] counts all but the rows, and [`rows`] the
+//! rows of a given routing.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -20,10 +25,14 @@ use alloc::vec::Vec;
 
 use quintet_collectives::chunk::{chunk_len, chunk_lens};
 use quintet_collectives::plan::{CollectiveShape, bytes_sent};
-use quintet_collectives::{Axis, DType, DeviceMesh, Order};
+use quintet_collectives::{Axis, DType, DeviceMesh, Factor, Order};
 
 use crate::model::{StageLayer, flat_layout, mesh, stage_layers};
 use crate::{Batch, Error, Layout, ModelConfig};
+
+mod experts;
+
+pub use experts::{Routing, row_copy_bytes, rows};
 
 /// Payload bytes by group.
 pub type Traffic = BTreeMap<String, u64>;
@@ -37,7 +46,8 @@ pub struct WireTypes {
     pub accumulation: DType,
 }
 
-/// What every rank sends in one training step, by group, in rank order.
+/// What every rank sends in one training step, by group, in rank order; the rows that experts
+/// are sent come on top ([`rows`]).
 ///
 /// # Errors
 /// Where the layout cannot be.
@@ -54,7 +64,7 @@ pub fn step(
             sum.layers(model, batch, types)?;
             sum.boundaries(model, batch, types)?;
             sum.gradients(model, types)?;
-            sum.scalars()?;
+            sum.scalars(model)?;
             Ok(sum.traffic)
         })
         .collect()
@@ -134,13 +144,23 @@ impl<'a> Sum<'a> {
             .map(|n| n * model.hidden)
             .collect();
         for layer in stage_layers(model, self.layout, self.mesh, self.stage())? {
+            let moe = match &layer {
+                StageLayer::Block(block) => model.moe_at(block.index()),
+                _ => None,
+            };
             // Entries and exits of tensor parallel regions in this layer; a table is only left, a
             // head only entered.
             let (enters, leaves) = match &layer {
                 StageLayer::Embed(_) => (0, 1),
-                StageLayer::Block(_) => (2, 2),
+                StageLayer::Block(_) => match moe {
+                    Some(moe) if moe.shared_ffn == 0 => (1, 1),
+                    _ => (2, 2),
+                },
                 StageLayer::Head(_) => (1, 0),
             };
+            if let Some(moe) = moe {
+                self.experts(moe, tokens, (mbs, model.hidden), types)?;
+            }
             let tp = self.tp();
             if self.layout.sequence_parallel {
                 // Enter: all-gather, its backward reduce-scatter. Leave: the same the other way.
@@ -209,17 +229,17 @@ impl<'a> Sum<'a> {
                 let place = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
                 self.add("tp", (place, ranks.len()), &all_reduce, acc, 1)?;
             }
-            let place = (part.place, part.places);
+            let (place, group) = ((part.place, part.places), replicas(&part.shard));
             if self.layout.zero_stage == 0 {
-                self.add("dp", place, &all_reduce, acc, 1)?;
+                self.add(group, place, &all_reduce, acc, 1)?;
             } else {
                 let counts = part.counts();
                 let scatter = CollectiveShape::ReduceScatter {
                     counts: counts.clone(),
                 };
-                self.add("dp", place, &scatter, acc, 1)?;
+                self.add(group, place, &scatter, acc, 1)?;
                 self.add(
-                    "dp",
+                    group,
                     place,
                     &CollectiveShape::AllGather { counts },
                     storage,
@@ -231,7 +251,7 @@ impl<'a> Sum<'a> {
     }
 
     /// The token count, the squared norm with its alarm, and the loss.
-    fn scalars(&mut self) -> Result<(), Error> {
+    fn scalars(&mut self, model: &ModelConfig) -> Result<(), Error> {
         let dp = (self.mesh.index(self.rank, Axis::Dp), self.layout.dp);
         let world = (self.rank, self.mesh.world());
         self.add(
@@ -241,7 +261,7 @@ impl<'a> Sum<'a> {
             DType::F64,
             1,
         )?;
-        for len in SCALARS {
+        for len in [1, report_len(model)] {
             self.add(
                 "world",
                 world,
@@ -254,9 +274,24 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Lengths of the all-reduces over all ranks at the end of a step: the squared norm, then
-/// [loss, stop].
-const SCALARS: [usize; 2] = [1, 2];
+/// Numbers that all ranks sum at the end of a step, after the squared norm: loss and stop, and of a
+/// model with experts the two losses of balance and, for each layer, how many tokens chose each
+/// expert and how many were dropped.
+#[must_use]
+pub fn report_len(model: &ModelConfig) -> usize {
+    let moe = |moe: &crate::config::MoeConfig| 2 + model.layers * (moe.experts + 1);
+    2 + model.moe.as_ref().map_or(0, moe)
+}
+
+/// The name of a group of replicas: those of experts are fewer.
+#[must_use]
+pub fn replicas(shard: &[Factor]) -> &'static str {
+    if shard.iter().any(|f| f.axis == Axis::Edp) {
+        "edp"
+    } else {
+        "dp"
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -274,6 +309,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied,
+            moe: None,
         }
     }
 

@@ -16,6 +16,7 @@ use quintet_zero::{GradSync, ParamStore, Partition, Rule, ShardedOptimizer, Zero
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups, Traffic};
 use crate::job::{Job, OptimizerKind};
+use crate::load::Load;
 use crate::model::{Device, StageModel};
 
 /// How parameters begin.
@@ -53,6 +54,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub grads: GradSync<B, C, E>,
     /// My part of the optimizer.
     pub optimizer: ShardedOptimizer<B, E>,
+    /// What routers did in the step whose update is due.
+    pub(crate) load: Option<Load>,
 }
 
 impl<'a, B: Device, T: Transport + Send + 'static, E: Scalar> Rank<'a, B, Communicator<T>, E>
@@ -118,6 +121,7 @@ where
             params,
             grads,
             optimizer,
+            load: None,
         })
     }
 }

@@ -15,18 +15,20 @@ use quintet_collectives::ReduceOp;
 use quintet_kernels::{Collectives, Float, Scalar, Tag};
 use quintet_parallel_layers::Ctx;
 use quintet_parallel_layers::pipeline::{Action, Moment, StageTime, Work};
+use quintet_planner::model::StageLayer;
 use quintet_zero::{GradSync, ParamStore, clip_factor, grad_norm};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::data::{Sample, Samples};
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
+use crate::load::Load;
 use crate::microbatch::upload;
 use crate::model::{Device, StageModel, StageSaved};
 use crate::rank::Rank;
 
 /// What the forward and backward passes of a step leave, equal on every rank.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gradients {
     /// Mean loss in nats per valid token of the whole batch; 0 where there is none.
     pub loss: f64,
@@ -34,6 +36,8 @@ pub struct Gradients {
     pub count: f64,
     /// Global norm of the gradient, before clipping.
     pub norm: f64,
+    /// What routers did; empty for a model without experts.
+    pub load: Load,
     /// Whether some rank was asked to stop.
     pub stop: bool,
     /// CPU time of this stage's passes, summed over the step.
@@ -65,6 +69,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
+                replica: &self.groups.replica,
+                ep: &self.groups.ep,
+                etp: &self.groups.etp,
             },
             groups: &self.groups,
             model: &self.model,
@@ -73,15 +80,22 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             grads: Some(&mut self.grads),
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
+            share: 1.0 / self.job.batch.microbatches() as f64,
+            load: Load::new(&self.job.model),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
             times: StageTime::default(),
         };
         self.stage.run(&actions, &mut pass)?;
-        let (loss, times) = (pass.loss, pass.times);
+        let (loss, times, load) = (pass.loss, pass.times, pass.load);
         self.grads.finish(&self.groups)?;
-        let [loss, stop] = self.sum(&self.groups.world, [loss, f64::from(u8::from(stop))])?;
+        let mut report = vec![loss, f64::from(u8::from(stop))];
+        report.extend(load.numbers());
+        let report = self.sum_all(&self.groups.world, &report)?;
+        let (loss, stop) = (report[0], report[1]);
+        let load = Load::from_numbers(&self.job.model, &report[2..]);
+        self.load = Some(load.clone());
         let loss = if count > 0.0 { loss / count } else { 0.0 };
         let norm = grad_norm(&self.device, &[&self.grads], &self.groups)?;
         if !loss.is_finite() {
@@ -93,6 +107,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             loss,
             count,
             norm,
+            load,
             stop: stop > 0.0,
             times,
         })
@@ -109,9 +124,35 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         } else {
             1.0
         };
-        Ok(self
-            .optimizer
-            .step(&mut self.params, &self.grads, &self.groups, lr, scale)?)
+        self.optimizer
+            .step(&mut self.params, &self.grads, &self.groups, lr, scale)?;
+        self.move_bias()
+    }
+
+    /// Moves the bias of the routers' choice by the counts of the step: once, and on every rank
+    /// that holds it alike, for all have the same counts.
+    fn move_bias(&mut self) -> Result<(), Failure> {
+        let moe = self.job.model.moe.filter(|moe| moe.selection_bias);
+        let (Some(moe), Some(load)) = (moe, self.load.take()) else {
+            return Ok(());
+        };
+        for layer in &self.model.layers {
+            let StageLayer::Block(block) = layer else {
+                continue;
+            };
+            let Some(name) = block.selection_bias() else {
+                continue;
+            };
+            let layout = self.params.layout().clone();
+            for entry in layout.entries().iter().filter(|e| e.spec.name == name) {
+                let mut bias = self.params.read(entry)?;
+                for (bias, step) in bias.iter_mut().zip(load.bias_steps(block.index())) {
+                    *bias = E::from_f64(bias.to_f64() + moe.bias_update_rate * step);
+                }
+                self.params.write(entry, &bias)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sum of the token losses over microbatches, forward alone, and the number of valid tokens,
@@ -127,6 +168,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
+                replica: &self.groups.replica,
+                ep: &self.groups.ep,
+                etp: &self.groups.etp,
             },
             groups: &self.groups,
             model: &self.model,
@@ -135,6 +179,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             grads: None,
             microbatches,
             weight: 1.0,
+            share: 1.0,
+            load: Load::default(),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
@@ -155,11 +201,18 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         group: &C,
         values: [f64; N],
     ) -> Result<[f64; N], Failure> {
-        let mut buf = self.device.upload(Tag::Scratch, &values)?;
+        let mut sum = [0.0; N];
+        sum.copy_from_slice(&self.sum_all(group, &values)?);
+        Ok(sum)
+    }
+
+    /// The sum of numbers over a group.
+    fn sum_all(&self, group: &C, values: &[f64]) -> Result<Vec<f64>, Failure> {
+        let mut buf = self.device.upload(Tag::Scratch, values)?;
         if group.world() > 1 {
             group.all_reduce(B::whole_mut(&mut buf), ReduceOp::Sum)?;
         }
-        let mut sum = [0.0; N];
+        let mut sum = vec![0.0; values.len()];
         self.device.download(B::whole(&buf), &mut sum)?;
         Ok(sum)
     }
@@ -176,6 +229,8 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     grads: Option<&'a mut GradSync<B, C, E>>,
     microbatches: &'a [Vec<Sample>],
     weight: f64,
+    share: f64,
+    load: Load,
     saved: BTreeMap<usize, StageSaved<B, C, E>>,
     loss: f64,
     clock: f64,
@@ -199,12 +254,16 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         _chunk: usize,
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
-        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
+        let weights = (self.weight, self.share);
+        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], weights)?;
         let done = self.model.forward(&self.ctx, self.params, batch, input)?;
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
         }
         if self.grads.is_some() {
+            for (layer, routing) in &done.routing {
+                self.load.add(*layer, routing, self.share);
+            }
             self.saved.insert(mb, done.saved);
         }
         Ok(done.output)

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use quintet_kernels::backend::slice_mut;
 use quintet_kernels::{Backend, Collectives, Pending, Queue, Scalar, Tag};
 
 use crate::{Entry, Error, FlatLayout, Groups, groups};
@@ -140,6 +141,18 @@ impl<B: Backend, E: Scalar> ParamStore<B, E> {
         let view = B::slice(self.part(entry.part)?, entry.range());
         self.device.download(view, &mut host)?;
         Ok(host)
+    }
+
+    /// Sets the local elements of an entry.
+    ///
+    /// # Errors
+    /// As [`ParamStore::views`], and where `host` has another length.
+    pub fn write(&mut self, entry: &Entry, host: &[E]) -> Result<(), Error> {
+        let values = self.device.upload(Tag::Scratch, host)?;
+        let device = self.device.clone();
+        let part = B::whole_mut(self.part_mut(entry.part)?);
+        let to = slice_mut::<B, E>(part, entry.range());
+        Ok(device.copy(B::whole(&values), to)?)
     }
 
     /// A whole part, to write.

@@ -134,7 +134,7 @@ impl Dispatch {
     }
 
     /// The way back: this rank's rows, each summed over the parts of its expert.
-    pub(super) fn from_experts<B: Permute, C: Collectives<B>, E: Scalar>(
+    pub(super) fn to_tokens<B: Permute, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         mut rows: B::Buf<E>,

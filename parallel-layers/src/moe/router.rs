@@ -84,6 +84,11 @@ impl RouterLayer {
         self.spec.topk
     }
 
+    pub(super) fn selection_bias(&self) -> Option<String> {
+        let name = || join(&self.name, "e_score_correction_bias");
+        self.spec.selection_bias.then(name)
+    }
+
     /// The weight, which each rank uses on tokens of its own; the bias, which all use alike and
     /// no gradient reaches.
     pub(super) fn params(&self) -> Vec<ParamSpec> {
@@ -92,8 +97,7 @@ impl RouterLayer {
         let init = Init::Normal { std: INIT_STD };
         let name = join(&self.name, "weight");
         let mut all = vec![dense(m, &name, &[experts, self.hidden], &on_tp, init)];
-        if self.spec.selection_bias {
-            let name = join(&self.name, "e_score_correction_bias");
+        if let Some(name) = self.selection_bias() {
             let on_tp = [(m.factor(Axis::Tp), Placement::Invariant)];
             let mut bias = dense(m, &name, &[experts], &on_tp, Init::Zeros);
             for (_, placement) in &mut bias.at_use {

@@ -92,6 +92,7 @@ impl SharedExperts {
             head_dim: 2,
             theta: 1.0,
             eps: 1.0,
+            moe: None,
         };
         Ok(Self {
             mlp: SwiGluMlp::new(mesh, &join(name, part), &block)?,

@@ -37,6 +37,7 @@ pub(super) fn read(keys: &Map<String, Value>) -> Result<Model, String> {
         norm_eps: number(keys, "rms_norm_eps")?
             .ok_or("rms_norm_eps is missing; a Llama has one, often 1e-5")?,
         tied: flag(keys, "tie_word_embeddings")?,
+        moe: None,
     };
     if !config.heads.is_multiple_of(config.kv_heads) {
         return Err(format!(

@@ -1,12 +1,15 @@
-//! One decoder block.
+//! One decoder block, for the tokens of a microbatch, sample after sample.
 //!
 //! ```text
 //! x ---> norm -> q, k, v -> rope(q, k) -> attention -> o --> + = mid ---> norm -> gate, up -> swiglu -> down --> + = out
 //!  \________________________________________________________/      \___________________________________________/
 //! ```
 
+use std::ops::Range;
+
 use quintet_planner::config::ModelConfig;
 
+use super::moe::{self, LayerRouting};
 use super::ops::{
     Turn, add, attention, attention_backward, linear, linear_backward, rms_norm, rms_norm_backward,
     rope, swiglu, swiglu_backward,
@@ -20,13 +23,21 @@ pub(super) struct Saved {
     q_the: Vec<f64>,
     k_ske: Vec<f64>,
     v_ske: Vec<f64>,
-    p_hts: Vec<f64>,
+    /// By sample.
+    p_hts: Vec<Vec<f64>>,
     o_the: Vec<f64>,
     mid_td: Vec<f64>,
     b_td: Vec<f64>,
-    gate_tf: Vec<f64>,
-    up_tf: Vec<f64>,
-    act_tf: Vec<f64>,
+    mlp: Mlp,
+}
+
+enum Mlp {
+    Dense {
+        gate_tf: Vec<f64>,
+        up_tf: Vec<f64>,
+        act_tf: Vec<f64>,
+    },
+    Moe(moe::Saved),
 }
 
 /// Name of a block's parameter, such as `mlp.up_proj`.
@@ -34,17 +45,19 @@ pub(super) fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.{part}.weight")
 }
 
-/// The residual stream after block `layer`, from that before it.
+/// The residual stream after block `layer`, from that before it; `lens` are the tokens of each
+/// sample.
 pub(super) fn forward(
     config: &ModelConfig,
     params: &Params,
     layer: usize,
+    lens: &[usize],
     x_td: &[f64],
-) -> Result<(Vec<f64>, Saved), OracleError> {
+) -> Result<(Vec<f64>, Saved, LayerRouting), OracleError> {
     let w = |part: &str| value(params, &name(layer, part));
     let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
     let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(x_td.len() / d);
+    let positions = positions(lens);
 
     let a_td = rms_norm(x_td, w("input_layernorm")?, config.norm_eps);
     let mut q_the = linear(&a_td, w("self_attn.q_proj")?, d, q_len);
@@ -52,15 +65,33 @@ pub(super) fn forward(
     let v_ske = linear(&a_td, w("self_attn.v_proj")?, d, kv_len);
     rope(&mut q_the, &positions, e, config.rope_theta, Turn::Forward);
     rope(&mut k_ske, &positions, e, config.rope_theta, Turn::Forward);
-    let (o_the, p_hts) = attention(config, &q_the, &k_ske, &v_ske);
+    let (mut o_the, mut p_hts, mut first) = (Vec::new(), Vec::new(), 0);
+    for len in lens {
+        let (q, kv) = ranges(first, *len, q_len, kv_len);
+        let (o, p) = attention(config, &q_the[q], &k_ske[kv.clone()], &v_ske[kv]);
+        o_the.extend(o);
+        p_hts.push(p);
+        first += len;
+    }
     let mut mid_td = linear(&o_the, w("self_attn.o_proj")?, q_len, d);
     add(&mut mid_td, x_td);
 
     let b_td = rms_norm(&mid_td, w("post_attention_layernorm")?, config.norm_eps);
-    let gate_tf = linear(&b_td, w("mlp.gate_proj")?, d, f);
-    let up_tf = linear(&b_td, w("mlp.up_proj")?, d, f);
-    let act_tf = swiglu(&gate_tf, &up_tf);
-    let mut out_td = linear(&act_tf, w("mlp.down_proj")?, f, d);
+    let (mut out_td, mlp, routing) = if let Some(moe) = config.moe_at(layer) {
+        let (out_td, saved, routing) = moe::forward(config, moe, params, layer, &b_td)?;
+        (out_td, Mlp::Moe(saved), routing)
+    } else {
+        let gate_tf = linear(&b_td, w("mlp.gate_proj")?, d, f);
+        let up_tf = linear(&b_td, w("mlp.up_proj")?, d, f);
+        let act_tf = swiglu(&gate_tf, &up_tf);
+        let out_td = linear(&act_tf, w("mlp.down_proj")?, f, d);
+        let mlp = Mlp::Dense {
+            gate_tf,
+            up_tf,
+            act_tf,
+        };
+        (out_td, mlp, LayerRouting::default())
+    };
     add(&mut out_td, &mid_td);
 
     let saved = Saved {
@@ -73,26 +104,38 @@ pub(super) fn forward(
         o_the,
         mid_td,
         b_td,
-        gate_tf,
-        up_tf,
-        act_tf,
+        mlp,
     };
-    Ok((out_td, saved))
+    Ok((out_td, saved, routing))
 }
 
 /// Gradient of the residual stream before block `layer`, from that after it; the gradients of its
 /// parameters are added into `grads`. The lines of [`forward`], from the last to the first.
 pub(super) fn backward(
     config: &ModelConfig,
-    params: &Params,
-    grads: &mut Params,
+    (params, grads): (&Params, &mut Params),
     layer: usize,
+    (lens, share): (&[usize], f64),
     saved: &Saved,
     dout_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
     let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
     let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(saved.x_td.len() / d);
+    let positions = positions(lens);
+    let routed = match (&saved.mlp, config.moe_at(layer)) {
+        (Mlp::Moe(saved), Some(moe)) => {
+            let both = (params, &mut *grads);
+            Some(moe::backward(
+                config,
+                moe,
+                both,
+                layer,
+                (saved, share),
+                dout_td,
+            )?)
+        }
+        _ => None,
+    };
     let mut back = |part: &str, dy: &[f64], x: &[f64], i: usize, o: usize| {
         let name = name(layer, part);
         let w = value(params, &name)?;
@@ -104,19 +147,37 @@ pub(super) fn backward(
         })
     };
 
-    let dact_tf = back("mlp.down_proj", dout_td, &saved.act_tf, f, d)?;
-    let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, &saved.gate_tf, &saved.up_tf);
-    let mut db_td = back("mlp.up_proj", &dup_tf, &saved.b_td, d, f)?;
-    add(
-        &mut db_td,
-        &back("mlp.gate_proj", &dgate_tf, &saved.b_td, d, f)?,
-    );
+    let db_td = match &saved.mlp {
+        Mlp::Moe(_) => routed.unwrap_or_default(),
+        Mlp::Dense {
+            gate_tf,
+            up_tf,
+            act_tf,
+        } => {
+            let dact_tf = back("mlp.down_proj", dout_td, act_tf, f, d)?;
+            let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, gate_tf, up_tf);
+            let mut db_td = back("mlp.up_proj", &dup_tf, &saved.b_td, d, f)?;
+            let through_gate = back("mlp.gate_proj", &dgate_tf, &saved.b_td, d, f)?;
+            add(&mut db_td, &through_gate);
+            db_td
+        }
+    };
     let mut dmid_td = back("post_attention_layernorm", &db_td, &saved.mid_td, d, d)?;
     add(&mut dmid_td, dout_td);
 
     let do_the = back("self_attn.o_proj", &dmid_td, &saved.o_the, q_len, d)?;
-    let qkv = (&saved.q_the[..], &saved.k_ske[..], &saved.v_ske[..]);
-    let (mut dq_the, mut dk_ske, dv_ske) = attention_backward(config, &do_the, qkv, &saved.p_hts);
+    let (mut dq_the, mut dk_ske, mut dv_ske) = (Vec::new(), Vec::new(), Vec::new());
+    let mut first = 0;
+    for (len, p_hts) in lens.iter().zip(&saved.p_hts) {
+        let (q, kv) = ranges(first, *len, q_len, kv_len);
+        let (k, v) = (&saved.k_ske[kv.clone()], &saved.v_ske[kv]);
+        let qkv = (&saved.q_the[q.clone()], k, v);
+        let (dq, dk, dv) = attention_backward(config, &do_the[q], qkv, p_hts);
+        dq_the.extend(dq);
+        dk_ske.extend(dk);
+        dv_ske.extend(dv);
+        first += len;
+    }
     rope(&mut dk_ske, &positions, e, config.rope_theta, Turn::Back);
     rope(&mut dq_the, &positions, e, config.rope_theta, Turn::Back);
     let mut da_td = back("self_attn.v_proj", &dv_ske, &saved.a_td, d, kv_len)?;
@@ -134,6 +195,12 @@ pub(super) fn backward(
 }
 
 /// A sample starts at position 0.
-fn positions(tokens: usize) -> Vec<usize> {
-    (0..tokens).collect()
+fn positions(lens: &[usize]) -> Vec<usize> {
+    lens.iter().flat_map(|len| 0..*len).collect()
+}
+
+/// Where the queries, and the keys and values, of the `len` tokens from `first` lie.
+fn ranges(first: usize, len: usize, q_len: usize, kv_len: usize) -> (Range<usize>, Range<usize>) {
+    let of = |width: usize| first * width..(first + len) * width;
+    (of(q_len), of(kv_len))
 }

@@ -61,6 +61,7 @@ fn hugging_face_computes_the_same() {
         rope_theta: 100.0,
         norm_eps: 1e-5,
         tied: false,
+        moe: None,
     };
     let mut params = Params::new();
     for (k, (name, shape)) in param_shapes(&config).into_iter().enumerate() {
