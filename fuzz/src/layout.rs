@@ -1,5 +1,6 @@
 //! The judge of layouts.
 
+use quintet_parallel_layers::Architecture;
 use quintet_planner::config::MoeConfig;
 use quintet_planner::{Batch, Layout, ModelConfig, validate};
 
@@ -24,6 +25,7 @@ pub fn layout(data: &[u8]) {
             first_dense: bytes.below(9),
             ..MoeConfig::new(bytes.below(9), bytes.below(4), bytes.below(5))
         }),
+        architecture: Architecture::LLAMA,
     };
     let pp = bytes.below(5);
     let explicit = bytes.below(2) == 1;

@@ -6,9 +6,8 @@ use quintet_collectives::{DeviceMesh, ParamSpec};
 use quintet_kernels::{Collectives, Gemm, GroupedGemm, Permute, Pointwise, Router, Scalar};
 
 use crate::block::BlockSpec;
-use crate::mlp::{MlpForward, MlpWeight, SwiGluMlp};
+use crate::mlp::{Mlp, MlpForward, MlpWeight};
 use crate::moe::{MoeForward, MoeMlp, MoeShape, MoeWeight, Routing};
-use crate::saved::{views, views_mut};
 use crate::{Ctx, Error, MicroBatch};
 
 const NAME: &str = "mlp";
@@ -17,7 +16,7 @@ const NAME: &str = "mlp";
 #[derive(Debug, Clone)]
 pub enum Ffn {
     /// The same for all tokens.
-    Dense(SwiGluMlp),
+    Dense(Mlp),
     /// For each token a few of many.
     Moe(MoeMlp),
 }
@@ -58,7 +57,7 @@ impl Ffn {
     /// [`Error::Layout`] where the experts cannot be dealt to ep.
     pub fn new(mesh: &DeviceMesh, name: &str, spec: &BlockSpec) -> Result<Self, Error> {
         let Some(moe) = &spec.moe else {
-            return Ok(Ffn::Dense(SwiGluMlp::new(mesh, name, spec)?));
+            return Ok(Ffn::Dense(Mlp::new(mesh, name, spec)?));
         };
         let shape = MoeShape {
             hidden: spec.hidden,
@@ -95,7 +94,7 @@ impl Ffn {
     {
         Ok(match self {
             Ffn::Dense(mlp) => {
-                let (y, saved) = mlp.forward(ctx, batch, *views(NAME, params)?, x_td)?;
+                let (y, saved) = mlp.forward(ctx, batch, params, x_td)?;
                 (y, FfnForward::Dense(saved))
             }
             Ffn::Moe(moe) => {
@@ -124,8 +123,7 @@ impl Ffn {
     {
         Ok(match (self, saved) {
             (Ffn::Dense(mlp), FfnForward::Dense(saved)) => {
-                let weights = *views(NAME, params)?;
-                let (dx, saved) = mlp.backward_input(ctx, batch, weights, saved, dy_td)?;
+                let (dx, saved) = mlp.backward_input(ctx, batch, params, saved, dy_td)?;
                 (dx, FfnWeight::Dense(saved))
             }
             (Ffn::Moe(moe), FfnForward::Moe(saved)) => {
@@ -155,8 +153,6 @@ impl Ffn {
     {
         match (self, saved) {
             (Ffn::Dense(mlp), FfnWeight::Dense(saved)) => {
-                let grads: &mut [_; 3] = views_mut(NAME, grads)?;
-                let grads = grads.each_mut().map(|g| B::reborrow(g));
                 mlp.backward_weight(ctx, batch, saved, dy_td, grads)
             }
             (Ffn::Moe(moe), FfnWeight::Moe(saved)) => {

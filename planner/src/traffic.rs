@@ -61,9 +61,11 @@ pub fn step(
     (0..mesh.world())
         .map(|rank| {
             let mut sum = Sum::new(&mesh, layout, rank);
-            sum.layers(model, batch, types)?;
+            for chunk in 0..layout.chunks() {
+                sum.layers(model, batch, types, chunk)?;
+                sum.gradients(model, types, chunk)?;
+            }
             sum.boundaries(model, batch, types)?;
-            sum.gradients(model, types)?;
             sum.scalars(model)?;
             Ok(sum.traffic)
         })
@@ -134,6 +136,7 @@ impl<'a> Sum<'a> {
         model: &ModelConfig,
         batch: &Batch,
         types: WireTypes,
+        chunk: usize,
     ) -> Result<(), Error> {
         let (tokens, mbs) = (
             batch.micro_batch * batch.seq,
@@ -143,7 +146,7 @@ impl<'a> Sum<'a> {
         let counts: Vec<usize> = chunk_lens(tokens, self.layout.tp)
             .map(|n| n * model.hidden)
             .collect();
-        for layer in stage_layers(model, self.layout, self.mesh, self.stage())? {
+        for layer in stage_layers(model, self.layout, self.mesh, self.stage(), chunk)? {
             let moe = match &layer {
                 StageLayer::Block(block) => model.moe_at(block.index()),
                 _ => None,
@@ -213,9 +216,14 @@ impl<'a> Sum<'a> {
     }
 
     /// Gradients down to their owners, parameters back.
-    fn gradients(&mut self, model: &ModelConfig, types: WireTypes) -> Result<(), Error> {
+    fn gradients(
+        &mut self,
+        model: &ModelConfig,
+        types: WireTypes,
+        chunk: usize,
+    ) -> Result<(), Error> {
         let (acc, storage) = (types.accumulation, types.storage);
-        let flat = flat_layout(model, self.layout, self.mesh, self.rank, acc.bytes())?;
+        let flat = flat_layout(model, self.layout, self.mesh, self.rank, chunk, acc.bytes())?;
         for part in flat.parts() {
             if part.len == 0 {
                 continue;
@@ -296,6 +304,7 @@ pub fn replicas(shard: &[Factor]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use quintet_parallel_layers::Architecture;
 
     fn model(tied: bool) -> ModelConfig {
         ModelConfig {
@@ -310,6 +319,7 @@ mod tests {
             norm_eps: 1e-5,
             tied,
             moe: None,
+            architecture: Architecture::LLAMA,
         }
     }
 

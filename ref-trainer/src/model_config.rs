@@ -6,6 +6,7 @@
 use std::io;
 use std::path::Path;
 
+use quintet_parallel_layers::Architecture;
 use quintet_planner::config::{ModelConfig, MoeConfig};
 use serde_json::{Value, json};
 
@@ -95,6 +96,7 @@ impl Model {
                 norm_eps: 1e-5,
                 tied: true,
                 moe: None,
+                architecture: Architecture::LLAMA,
             },
             seq: 64,
             max_positions: 64,
@@ -200,6 +202,7 @@ fn bench_s() -> Model {
             norm_eps: 1e-5,
             tied: false,
             moe: None,
+            architecture: Architecture::LLAMA,
         },
         seq: 256,
         max_positions: 256,
@@ -221,6 +224,7 @@ fn bench_m() -> Model {
             norm_eps: 1e-5,
             tied: false,
             moe: None,
+            architecture: Architecture::LLAMA,
         },
         seq: 512,
         max_positions: 512,

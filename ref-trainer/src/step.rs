@@ -16,7 +16,7 @@ use quintet_kernels::{Collectives, Float, Scalar, Tag};
 use quintet_parallel_layers::Ctx;
 use quintet_parallel_layers::pipeline::{Action, Moment, StageTime, Work};
 use quintet_planner::model::StageLayer;
-use quintet_zero::{GradSync, ParamStore, clip_factor, grad_norm};
+use quintet_zero::{clip_factor, grad_norm};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::data::{Sample, Samples};
@@ -24,8 +24,8 @@ use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::load::Load;
 use crate::microbatch::upload;
-use crate::model::{Device, StageModel, StageSaved};
-use crate::rank::Rank;
+use crate::model::{Device, StageSaved};
+use crate::rank::{Chunk, Rank};
 
 /// What the forward and backward passes of a step leave, equal on every rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +63,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             .collect();
         let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
-        self.grads.zero()?;
+        self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
         let actions = self.schedule.actions(self.stage_index());
         let mut pass = Pass {
             ctx: Ctx {
@@ -74,10 +74,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 etp: &self.groups.etp,
             },
             groups: &self.groups,
-            model: &self.model,
-            segments: &self.segments,
-            params: &self.params,
-            grads: Some(&mut self.grads),
+            chunks: &mut self.chunks,
+            training: true,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
             share: 1.0 / self.job.batch.microbatches() as f64,
@@ -89,7 +87,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         };
         self.stage.run(&actions, &mut pass)?;
         let (loss, times, load) = (pass.loss, pass.times, pass.load);
-        self.grads.finish(&self.groups)?;
+        for chunk in &mut self.chunks {
+            chunk.grads.finish(&self.groups)?;
+        }
         let mut report = vec![loss, f64::from(u8::from(stop))];
         report.extend(load.numbers());
         let report = self.sum_all(&self.groups.world, &report)?;
@@ -97,7 +97,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let load = Load::from_numbers(&self.job.model, &report[2..]);
         self.load = Some(load.clone());
         let loss = if count > 0.0 { loss / count } else { 0.0 };
-        let norm = grad_norm(&self.device, &[&self.grads], &self.groups)?;
+        let norm = grad_norm(&self.device, &self.grads(), &self.groups)?;
         if !loss.is_finite() {
             return Err(Failure::aborted(format!(
                 "the loss of step {step} is {loss}, though every gradient is finite"
@@ -124,8 +124,15 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         } else {
             1.0
         };
-        self.optimizer
-            .step(&mut self.params, &self.grads, &self.groups, lr, scale)?;
+        for Chunk {
+            params,
+            grads,
+            optimizer,
+            ..
+        } in &mut self.chunks
+        {
+            optimizer.step(params, grads, &self.groups, lr, scale)?;
+        }
         self.move_bias()
     }
 
@@ -136,20 +143,22 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let (Some(moe), Some(load)) = (moe, self.load.take()) else {
             return Ok(());
         };
-        for layer in &self.model.layers {
-            let StageLayer::Block(block) = layer else {
-                continue;
-            };
-            let Some(name) = block.selection_bias() else {
-                continue;
-            };
-            let layout = self.params.layout().clone();
-            for entry in layout.entries().iter().filter(|e| e.spec.name == name) {
-                let mut bias = self.params.read(entry)?;
-                for (bias, step) in bias.iter_mut().zip(load.bias_steps(block.index())) {
-                    *bias = E::from_f64(bias.to_f64() + moe.bias_update_rate * step);
+        for Chunk { model, params, .. } in &mut self.chunks {
+            for layer in &model.layers {
+                let StageLayer::Block(block) = layer else {
+                    continue;
+                };
+                let Some(name) = block.selection_bias() else {
+                    continue;
+                };
+                let layout = params.layout().clone();
+                for entry in layout.entries().iter().filter(|e| e.spec.name == name) {
+                    let mut bias = params.read(entry)?;
+                    for (bias, step) in bias.iter_mut().zip(load.bias_steps(block.index())) {
+                        *bias = E::from_f64(bias.to_f64() + moe.bias_update_rate * step);
+                    }
+                    params.write(entry, &bias)?;
                 }
-                self.params.write(entry, &bias)?;
             }
         }
         Ok(())
@@ -173,10 +182,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 etp: &self.groups.etp,
             },
             groups: &self.groups,
-            model: &self.model,
-            segments: &self.segments,
-            params: &self.params,
-            grads: None,
+            chunks: &mut self.chunks,
+            training: false,
             microbatches,
             weight: 1.0,
             share: 1.0,
@@ -222,16 +229,15 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
 struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     ctx: Ctx<'a, B, C>,
     groups: &'a Groups<C>,
-    model: &'a StageModel,
-    segments: &'a [std::ops::Range<usize>],
-    params: &'a ParamStore<B, E>,
-    /// None in an evaluation, which saves nothing for backward either.
-    grads: Option<&'a mut GradSync<B, C, E>>,
+    chunks: &'a mut [Chunk<B, C, E>],
+    /// An evaluation saves nothing for backward.
+    training: bool,
     microbatches: &'a [Vec<Sample>],
     weight: f64,
     share: f64,
     load: Load,
-    saved: BTreeMap<usize, StageSaved<B, C, E>>,
+    /// By microbatch and chunk.
+    saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
     clock: f64,
     times: StageTime,
@@ -251,20 +257,21 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     fn forward(
         &mut self,
         mb: usize,
-        _chunk: usize,
+        chunk: usize,
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let weights = (self.weight, self.share);
         let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], weights)?;
-        let done = self.model.forward(&self.ctx, self.params, batch, input)?;
+        let Chunk { model, params, .. } = &self.chunks[chunk];
+        let done = model.forward(&self.ctx, params, batch, input)?;
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
         }
-        if self.grads.is_some() {
+        if self.training {
             for (layer, routing) in &done.routing {
                 self.load.add(*layer, routing, self.share);
             }
-            self.saved.insert(mb, done.saved);
+            self.saved.insert((mb, chunk), done.saved);
         }
         Ok(done.output)
     }
@@ -272,30 +279,35 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     fn backward_input(
         &mut self,
         mb: usize,
-        _chunk: usize,
+        chunk: usize,
         segment: usize,
         dout: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
-        let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
-        let run = self.segments[segment].clone();
-        self.model
-            .backward_input(&self.ctx, self.params, saved, run, dout)
+        let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
+        let chunk = &self.chunks[chunk];
+        let run = chunk.segments[segment].clone();
+        chunk
+            .model
+            .backward_input(&self.ctx, &chunk.params, saved, run, dout)
     }
 
-    fn backward_weight(&mut self, mb: usize, _chunk: usize, segment: usize) -> Result<(), Failure> {
-        let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
-        let grads = self.grads.as_deref_mut().ok_or_else(unsaved)?;
-        let run = self.segments[segment].clone();
-        self.model.backward_weight(&self.ctx, saved, run, grads)?;
-        if segment + 1 == self.segments.len() {
-            self.saved.remove(&mb);
+    fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Failure> {
+        let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
+        let Chunk {
+            model,
+            segments,
+            grads,
+            ..
+        } = &mut self.chunks[chunk];
+        model.backward_weight(&self.ctx, saved, segments[segment].clone(), grads)?;
+        if segment + 1 == segments.len() {
+            self.saved.remove(&(mb, chunk));
         }
         Ok(())
     }
 
-    fn reduce_grads(&mut self, _chunk: usize, bucket: usize) -> Result<(), Failure> {
-        let grads = self.grads.as_deref_mut().ok_or_else(unsaved)?;
-        Ok(grads.reduce(self.groups, bucket)?)
+    fn reduce_grads(&mut self, chunk: usize, bucket: usize) -> Result<(), Failure> {
+        Ok(self.chunks[chunk].grads.reduce(self.groups, bucket)?)
     }
 
     fn on_action(&mut self, action: &Action, moment: Moment) {

@@ -179,6 +179,9 @@ pub struct Evidence {
     pub truth: Vec<Step>,
     /// Bytes by group over all ranks and steps, worked out before the first message.
     pub predicted: BTreeMap<String, u64>,
+    /// The least distance, in the oracle's steps, between the score of an expert that was chosen
+    /// and of one that was not; infinite where there is no choice.
+    pub margin: f64,
 }
 
 /// Share of the largest gradient below which a parameter's is judged as if it had that size (see
@@ -207,7 +210,7 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
 /// As [`verify`].
 pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
     // Where tokens go is the oracle's word, and stands before the first message of the layout.
-    let (truth, routing) = oracle_steps(job, samples)?;
+    let (truth, routing, margin) = oracle_steps(job, samples)?;
     let mut predicted = predicted_step(job)?;
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
     for routing in &routing {
@@ -221,6 +224,7 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
         ours: record(job, samples, Begin::Random)?,
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
         truth,
+        margin,
     })
 }
 
@@ -280,17 +284,20 @@ pub fn twin_of(job: &Job) -> Job {
     }
 }
 
-/// The oracle's steps, and where its tokens went in each.
-fn oracle_steps(job: &Job, samples: &Samples) -> Result<(Vec<Step>, Vec<Routing>), Failure> {
+/// The oracle's steps, where its tokens went in each, and how narrowly.
+fn oracle_steps(job: &Job, samples: &Samples) -> Result<(Vec<Step>, Vec<Routing>, f64), Failure> {
     let mut params = oracle::init_random(&job.model, job.seed);
     let mut optimizer = OracleOptimizer::new(job);
-    let (mut steps, mut routing) = (Vec::new(), Vec::new());
+    let (mut steps, mut routing, mut margin) = (Vec::new(), Vec::new(), f64::INFINITY);
     for step in 1..=job.steps {
         steps.push(optimizer.step(job, samples, step, &mut params)?);
         let kept = std::mem::take(&mut optimizer.routed.kept);
         routing.push(Routing { kept });
+        if job.model.moe.is_some() {
+            margin = margin.min(optimizer.routed.margin);
+        }
     }
-    Ok((steps, routing))
+    Ok((steps, routing, margin))
 }
 
 /// The oracle's optimizer, as the job asks for it.
@@ -394,6 +401,7 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         twin,
         truth,
         predicted,
+        ..
     } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();

@@ -4,8 +4,8 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use quintet_collectives::chunk::chunk_lens;
-use quintet_collectives::{Axis, DeviceMesh, Init, ParamSpec, Placement, ReduceOp};
+use quintet_collectives::chunk::chunk;
+use quintet_collectives::{Axis, DeviceMesh, IndexMap, Init, ParamSpec, Placement, ReduceOp};
 use quintet_kernels::moe::{Routed, Router, RouterSpec, capacity, drop_beyond};
 use quintet_kernels::{Backend, Collectives, Float, Gemm, GemmSpec, Pointwise, Scalar, Tag, Trans};
 
@@ -197,7 +197,7 @@ impl RouterLayer {
         for &e in choice_tk {
             counts[e as usize] += 1;
         }
-        let tokens = batch.tokens() as f64;
+        let tokens = Shared::of(ctx, batch).tokens() as f64;
         let (mut routing, mut dsums) = (Routing::default(), vec![0.0; experts + 1]);
         if aux_loss > 0.0 {
             let mine = counts
@@ -244,12 +244,12 @@ impl RouterLayer {
         let Some(factor) = self.spec.capacity_factor else {
             return Ok(());
         };
-        let tokens = batch.tokens();
-        let counts: Vec<usize> = chunk_lens(tokens, ctx.replica.world())
-            .map(|n| n * topk)
-            .collect();
+        let shared = Shared::of(ctx, batch);
+        let tokens = shared.tokens();
+        let held: Vec<Vec<usize>> = (0..ctx.replica.world()).map(|r| shared.held(r)).collect();
         let mut all = routed.choice_tk.clone();
         if ctx.replica.world() > 1 {
+            let counts: Vec<usize> = held.iter().map(|held| held.len() * topk).collect();
             let mine = ctx.device.upload(Tag::Scratch, &routed.choice_tk)?;
             let mut whole = ctx.device.zeros::<i32>(Tag::Scratch, tokens * topk)?;
             ctx.replica
@@ -257,9 +257,17 @@ impl RouterLayer {
             all = vec![0; tokens * topk];
             ctx.device.download(B::whole(&whole), &mut all)?;
         }
-        drop_beyond(&mut all, experts, capacity(tokens, topk, experts, factor));
-        let first: usize = counts.iter().take(ctx.replica.rank()).sum();
-        routed.kept_tk = all[first..first + routed.choice_tk.len()].to_vec();
+        // From the order of ranks to that of tokens, and back.
+        let mut whole = vec![-1; tokens * topk];
+        for (token, choice) in held.iter().flatten().zip(all.chunks(topk)) {
+            whole[token * topk..(token + 1) * topk].copy_from_slice(choice);
+        }
+        drop_beyond(&mut whole, experts, capacity(tokens, topk, experts, factor));
+        let mine = held.get(ctx.replica.rank()).into_iter().flatten();
+        routed.kept_tk = mine
+            .flat_map(|token| &whole[token * topk..(token + 1) * topk])
+            .copied()
+            .collect();
         routed.routing.dropped = routed.kept_tk.iter().filter(|e| **e < 0).count() as u64;
         Ok(())
     }
@@ -313,6 +321,46 @@ impl RouterLayer {
     }
 }
 
+/// How a microbatch lies on the ranks that share it: its sequences are cut over cp in zigzag, what
+/// is left over tp in runs.
+struct Shared {
+    sequences: usize,
+    /// Of a sequence, on one place of cp.
+    positions: usize,
+    cp: usize,
+    tp: usize,
+}
+
+impl Shared {
+    fn of<B: Backend, C: Collectives<B>, E: Scalar>(
+        ctx: &Ctx<'_, B, C>,
+        batch: &MicroBatch<B, E>,
+    ) -> Self {
+        let tp = ctx.tp.world();
+        Self {
+            sequences: batch.sequences,
+            positions: batch.positions,
+            cp: ctx.replica.world() / tp,
+            tp,
+        }
+    }
+
+    /// Tokens of the whole microbatch.
+    fn tokens(&self) -> usize {
+        self.sequences * self.positions * self.cp
+    }
+
+    /// The tokens, by their number in the microbatch, of a rank of the group, in its order.
+    fn held(&self, rank: usize) -> Vec<usize> {
+        let len = self.positions * self.cp;
+        let pieces = IndexMap::Zigzag.ranges(len, self.cp, rank / self.tp);
+        let places: Vec<usize> = pieces.into_iter().flatten().flatten().collect();
+        let all = (0..self.sequences).flat_map(|s| places.iter().map(move |p| s * len + p));
+        let mine = chunk(self.sequences * places.len(), self.tp, rank % self.tp);
+        all.skip(mine.start).take(mine.len()).collect()
+    }
+}
+
 fn missing() -> Error {
     Error::Params {
         layer: NAME,
@@ -329,4 +377,29 @@ pub(super) fn widened<B: Pointwise, E: Scalar>(
     let mut y = device.alloc(Tag::Scratch, B::len(x))?;
     device.cast::<E, E::Acc>(x, B::whole_mut(&mut y))?;
     Ok(y)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_is_held_once() {
+        let shared = Shared {
+            sequences: 2,
+            positions: 4,
+            cp: 2,
+            tp: 3,
+        };
+        assert_eq!(shared.held(0), [0, 1, 6]);
+        let mut all: Vec<usize> = (0..6).flat_map(|rank| shared.held(rank)).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..16).collect::<Vec<_>>());
+        let one = Shared {
+            cp: 1,
+            tp: 1,
+            ..shared
+        };
+        assert_eq!(one.held(0), (0..8).collect::<Vec<_>>());
+    }
 }

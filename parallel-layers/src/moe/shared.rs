@@ -12,11 +12,11 @@ use quintet_kernels::moe::{Combine, Permute, Routed, Router, RouterSpec, Score};
 use quintet_kernels::{Backend, Collectives, Float, Gemm, GemmSpec, Pointwise, Scalar, Tag, Trans};
 
 use super::router::widened;
-use super::{MoeShape, MoeSpec, NAME, copy};
+use super::{MoeShape, MoeSpec, copy};
+use crate::architecture::Architecture;
 use crate::block::BlockSpec;
-use crate::mlp::{MlpForward, MlpWeight, SwiGluMlp};
+use crate::mlp::{SwiGluForward, SwiGluMlp, SwiGluWeight};
 use crate::region::Region;
-use crate::saved::{views, views_mut};
 use crate::spec::{INIT_STD, dense, join};
 use crate::{Ctx, Error, MicroBatch};
 
@@ -29,7 +29,7 @@ pub(super) struct SharedExperts {
 
 #[derive(Debug)]
 pub(super) struct SharedForward<Buf, Stat> {
-    mlp: MlpForward<Buf>,
+    mlp: SwiGluForward<Buf>,
     gate: Option<GateForward<Buf, Stat>>,
 }
 
@@ -44,7 +44,7 @@ struct GateForward<Buf, Stat> {
 
 #[derive(Debug)]
 pub(super) struct SharedWeight<Buf, Stat> {
-    mlp: MlpWeight<Buf>,
+    mlp: SwiGluWeight<Buf>,
     gate: Option<GateWeight<Buf, Stat>>,
 }
 
@@ -93,6 +93,7 @@ impl SharedExperts {
             theta: 1.0,
             eps: 1.0,
             moe: None,
+            architecture: Architecture::LLAMA,
         };
         Ok(Self {
             mlp: SwiGluMlp::new(mesh, &join(name, part), &block)?,
@@ -119,13 +120,12 @@ impl SharedExperts {
         C: Collectives<B>,
         E: Scalar,
     {
-        let (mlp, gate) = params.split_at(3.min(params.len()));
-        let &[wg, wu, wd] = views(NAME, mlp)?;
+        let (weights, gate) = params.split_at(3.min(params.len()));
         let x = match gate {
             [] => None,
             _ => Some(copy::<B, E>(ctx.device, &x_td)?),
         };
-        let (made, mlp) = self.mlp.forward(ctx, batch, [wg, wu, wd], x_td)?;
+        let (made, mlp) = self.mlp.forward(ctx, batch, weights, x_td)?;
         let (Some(x), [w, ..]) = (x, gate) else {
             return Ok((made, SharedForward { mlp, gate: None }));
         };
@@ -171,10 +171,8 @@ impl SharedExperts {
         C: Collectives<B>,
         E: Scalar,
     {
-        let (mlp, gate) = params.split_at(3.min(params.len()));
-        let &[wg, wu, wd] = views(NAME, mlp)?;
+        let (weights, gate) = params.split_at(3.min(params.len()));
         let (Some(kept), [w, ..]) = (saved.gate, gate) else {
-            let weights = [wg, wu, wd];
             let (dx, mlp) = self
                 .mlp
                 .backward_input(ctx, batch, weights, saved.mlp, dy_td)?;
@@ -204,7 +202,6 @@ impl SharedExperts {
             (B::whole(&dweight), B::whole(&dsums)),
             B::whole_mut(&mut dlogits_t),
         )?;
-        let weights = [wg, wu, wd];
         let (mut dx, mlp) = self
             .mlp
             .backward_input(ctx, batch, weights, saved.mlp, &dmade)?;
@@ -234,9 +231,7 @@ impl SharedExperts {
         E: Scalar,
     {
         let at = 3.min(grads.len());
-        let (mlp, gate) = grads.split_at_mut(at);
-        let mlp: &mut [_; 3] = views_mut(NAME, mlp)?;
-        let weights = mlp.each_mut().map(|g| B::reborrow(g));
+        let (weights, gate) = grads.split_at_mut(at);
         let dy = saved.gate.as_ref().map_or(dy_td, |gate| &gate.dmade);
         self.mlp
             .backward_weight(ctx, batch, saved.mlp, dy, weights)?;

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 use quintet_collectives::chunk::{chunk, chunk_len, chunk_lens};
 use quintet_collectives::plan::CollectiveShape;
-use quintet_collectives::{Axis, DType, DeviceMesh};
+use quintet_collectives::{Axis, DType, DeviceMesh, IndexMap};
 
 use super::{Sum, Traffic, WireTypes, mesh};
 use crate::config::MoeConfig;
@@ -56,10 +56,10 @@ pub fn rows(
     };
     let each = batch.microbatches() / layout.dp;
     for sum in &mut sums {
-        for layer in layout.blocks(model.layers, sum.stage()) {
-            if model.moe_at(layer).is_none() {
-                continue;
-            }
+        let places = (0..layout.chunks()).map(|chunk| layout.place(sum.stage(), chunk));
+        let layers = places.flat_map(|place| layout.blocks(model.layers, place));
+        let layers = layers.filter(|&layer| model.moe_at(layer).is_some());
+        for layer in layers.collect::<Vec<usize>>() {
             for turn in 0..each {
                 let chosen = |rank: usize| {
                     let microbatch = mesh.index(rank, Axis::Dp) * each + turn;
@@ -84,13 +84,18 @@ fn counts(
     batch: &Batch,
     all: &[i32],
 ) -> Vec<usize> {
-    let tokens = batch.micro_batch * batch.seq;
+    // Sequences are cut over cp in zigzag, what is left over tp in runs.
+    let cut = IndexMap::Zigzag.ranges(batch.seq, mesh.degree(Axis::Cp), mesh.index(rank, Axis::Cp));
+    let places: Vec<usize> = cut.into_iter().flatten().flatten().collect();
+    let tokens = batch.micro_batch * places.len();
     let mine = chunk(tokens, mesh.degree(Axis::Tp), mesh.index(rank, Axis::Tp));
     let mut counts = vec![0; moe.experts];
-    let pairs = all
-        .get(mine.start * moe.topk..mine.end * moe.topk)
-        .unwrap_or_default();
-    for e in pairs.iter().filter_map(|e| usize::try_from(*e).ok()) {
+    let token = |i: usize| i / places.len() * batch.seq + places[i % places.len()];
+    let pairs = mine.flat_map(|i| {
+        let first = token(i) * moe.topk;
+        all.get(first..first + moe.topk).unwrap_or_default()
+    });
+    for e in pairs.filter_map(|e| usize::try_from(*e).ok()) {
         if let Some(n) = counts.get_mut(e) {
             *n += 1;
         }
@@ -151,7 +156,8 @@ impl Sum<'_> {
         )
     }
 
-    /// All but the rows, of `times` microbatches in one layer.
+    /// All but the rows, of `times` microbatches in one layer, of which so many tokens are on this
+    /// rank's place of cp.
     pub(super) fn experts(
         &mut self,
         moe: &MoeConfig,
@@ -165,28 +171,21 @@ impl Sum<'_> {
             let gather = CollectiveShape::AllGather { counts };
             self.add("tp", tp, &gather, types.storage, 2 * times)?;
         }
-        // The ranks that share a microbatch are those of tp, as long as nothing else cuts it.
+        let factors = [Axis::Cp, Axis::Tp].map(|axis| self.mesh.factor(axis));
+        let sharing = self.mesh.group(self.rank, &factors);
+        let place = sharing.iter().position(|&r| r == self.rank).unwrap_or(0);
+        let replica = (place, sharing.len());
         if moe.aux_loss > 0.0 {
-            let len = 2 * moe.experts;
-            self.add(
-                "replica",
-                tp,
-                &CollectiveShape::AllReduce { len },
-                DType::F64,
-                times,
-            )?;
+            let shape = CollectiveShape::AllReduce {
+                len: 2 * moe.experts,
+            };
+            self.add("replica", replica, &shape, DType::F64, times)?;
         }
         if moe.capacity_factor.is_some() {
-            let counts = (0..tp.1)
-                .map(|r| chunk_len(tokens, tp.1, r) * moe.topk)
-                .collect();
-            self.add(
-                "replica",
-                tp,
-                &CollectiveShape::AllGather { counts },
-                DType::I32,
-                times,
-            )?;
+            let of = |r: usize| chunk_len(tokens, tp.1, r % tp.1) * moe.topk;
+            let counts = (0..replica.1).map(of).collect();
+            let shape = CollectiveShape::AllGather { counts };
+            self.add("replica", replica, &shape, DType::I32, times)?;
         }
         let (_, ep) = self.on(Axis::Ep, self.rank);
         let each = vec![moe.experts / ep.1; ep.1];

@@ -1,7 +1,9 @@
 //! How the planner's types are spelt in a file; the planner itself knows no file.
 
 use quintet_parallel_layers::moe::Score;
+use quintet_parallel_layers::norm::NormKind;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, MlpKind, Positions};
 use quintet_planner::config::{Batch, Layout, ModelConfig, MoeConfig};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +23,8 @@ pub(super) struct ModelDef {
     /// A model that says nothing of experts has none.
     #[serde(default, with = "moe", skip_serializing_if = "Option::is_none")]
     moe: Option<MoeConfig>,
+    #[serde(default = "llama", with = "ArchitectureDef")]
+    architecture: Architecture,
 }
 
 /// What a file leaves out of a mixture of experts is off.
@@ -78,6 +82,47 @@ mod moe {
     ) -> Result<Option<MoeConfig>, D::Error> {
         Ok(Option::<Held>::deserialize(d)?.map(|held| held.0))
     }
+}
+
+/// A file that says nothing of it means a Llama.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Architecture", deny_unknown_fields)]
+struct ArchitectureDef {
+    #[serde(with = "NormKindDef")]
+    norm: NormKind,
+    #[serde(with = "MlpKindDef")]
+    mlp: MlpKind,
+    #[serde(with = "PositionsDef")]
+    positions: Positions,
+    qkv_bias: bool,
+    out_bias: bool,
+    qk_norm: bool,
+}
+
+fn llama() -> Architecture {
+    Architecture::LLAMA
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "NormKind", rename_all = "snake_case")]
+enum NormKindDef {
+    Rms,
+    Layer,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MlpKind", rename_all = "snake_case")]
+enum MlpKindDef {
+    SwiGlu,
+    Gelu,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Positions", rename_all = "snake_case")]
+enum PositionsDef {
+    Rotary,
+    PartRotary(usize),
+    Learned(usize),
 }
 
 #[derive(Serialize, Deserialize)]

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::Map;
 
 use super::*;
+use quintet_parallel_layers::Architecture;
 
 fn good() -> Map<String, Value> {
     let text = r#"{
@@ -40,6 +41,7 @@ fn a_llama_file_is_read() {
         norm_eps: 1e-5,
         tied: false,
         moe: None,
+        architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
     assert_eq!(model.max_positions, 2048);

@@ -1,5 +1,6 @@
 //! The oracle judged by what needs no second model: differences, symmetries, closed forms.
 
+use quintet_parallel_layers::Architecture;
 use quintet_parallel_layers::philox::Stream;
 
 use super::*;
@@ -21,6 +22,7 @@ fn small(tied: bool) -> ModelConfig {
         norm_eps: 1e-5,
         tied,
         moe: None,
+        architecture: Architecture::LLAMA,
     }
 }
 
