@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use super::*;
 use quintet_parallel_layers::Architecture;
@@ -112,7 +112,7 @@ fn what_we_would_compute_wrongly_is_refused() {
         (
             "model_type",
             json!("mistral"),
-            "model_type is \"mistral\"; only Llama",
+            "model_type is \"mistral\"; computed here are llama",
         ),
         (
             "architectures",

@@ -1,25 +1,31 @@
 //! One decoder block, for the tokens of a microbatch, sample after sample.
 //!
 //! ```text
-//! x ---> norm -> q, k, v -> rope(q, k) -> attention -> o --> + = mid ---> norm -> gate, up -> swiglu -> down --> + = out
-//!  \________________________________________________________/      \___________________________________________/
+//! x ---> norm -> q, k, v -> (norm q, k) -> rope(q, k) -> attention -> o --> + = mid ---> norm -> mlp --> + = out
+//!  \_______________________________________________________________________/      \___________________/
+//!
+//! mlp    SwiGLU: gate, up -> swiglu -> down        GELU: up -> gelu -> down
 //! ```
 
 use std::ops::Range;
 
+use quintet_parallel_layers::MlpKind;
 use quintet_planner::config::ModelConfig;
 
+use super::dense::{Dense, norm, norm_backward};
 use super::moe::{self, LayerRouting};
 use super::ops::{
-    Turn, add, attention, attention_backward, linear, linear_backward, rms_norm, rms_norm_backward,
+    Turn, add, attention, attention_backward, gelu, gelu_backward, rms_norm, rms_norm_backward,
     rope, swiglu, swiglu_backward,
 };
 use super::{OracleError, Params, gradient, value};
 
-/// What forward leaves for backward; q and k are rotated.
+/// What forward leaves for backward; q and k are normalised and rotated.
 pub(super) struct Saved {
     x_td: Vec<f64>,
     a_td: Vec<f64>,
+    /// q and k before their norms.
+    raw: [Vec<f64>; 2],
     q_the: Vec<f64>,
     k_ske: Vec<f64>,
     v_ske: Vec<f64>,
@@ -33,6 +39,7 @@ pub(super) struct Saved {
 
 enum Mlp {
     Dense {
+        /// Of SwiGLU alone.
         gate_tf: Vec<f64>,
         up_tf: Vec<f64>,
         act_tf: Vec<f64>,
@@ -40,9 +47,14 @@ enum Mlp {
     Moe(moe::Saved),
 }
 
-/// Name of a block's parameter, such as `mlp.up_proj`.
+/// Name of a part of a block, such as `mlp.up_proj`; its weight and bias have it in front.
 pub(super) fn name(layer: usize, part: &str) -> String {
-    format!("model.layers.{layer}.{part}.weight")
+    format!("model.layers.{layer}.{part}")
+}
+
+/// The linear layers of block `layer`.
+fn dense<'a>(config: &'a ModelConfig, layer: usize) -> impl Fn(&str) -> Dense + 'a {
+    move |part| Dense::of(config, layer, part)
 }
 
 /// The residual stream after block `layer`, from that before it; `lens` are the tokens of each
@@ -54,17 +66,22 @@ pub(super) fn forward(
     lens: &[usize],
     x_td: &[f64],
 ) -> Result<(Vec<f64>, Saved, LayerRouting), OracleError> {
-    let w = |part: &str| value(params, &name(layer, part));
-    let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
-    let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(lens);
+    let linear = dense(config, layer);
+    let (head, positions) = (head(config), positions(lens));
+    let (q_len, kv_len) = widths(config);
 
-    let a_td = rms_norm(x_td, w("input_layernorm")?, config.norm_eps);
-    let mut q_the = linear(&a_td, w("self_attn.q_proj")?, d, q_len);
-    let mut k_ske = linear(&a_td, w("self_attn.k_proj")?, d, kv_len);
-    let v_ske = linear(&a_td, w("self_attn.v_proj")?, d, kv_len);
-    rope(&mut q_the, &positions, e, config.rope_theta, Turn::Forward);
-    rope(&mut k_ske, &positions, e, config.rope_theta, Turn::Forward);
+    let a_td = norm(config, params, &name(layer, "input_layernorm"), x_td)?;
+    let mut q_the = linear("self_attn.q_proj").forward(params, &a_td)?;
+    let mut k_ske = linear("self_attn.k_proj").forward(params, &a_td)?;
+    let v_ske = linear("self_attn.v_proj").forward(params, &a_td)?;
+    let raw = [q_the.clone(), k_ske.clone()];
+    for (part, x) in [("q_norm", &mut q_the), ("k_norm", &mut k_ske)] {
+        if config.architecture.qk_norm {
+            let w_e = value(params, &qk_norm(layer, part))?;
+            *x = rms_norm(x, w_e, config.norm_eps);
+        }
+        rope(x, &positions, head, config.rope_theta, Turn::Forward);
+    }
     let (mut o_the, mut p_hts, mut first) = (Vec::new(), Vec::new(), 0);
     for len in lens {
         let (q, kv) = ranges(first, *len, q_len, kv_len);
@@ -73,18 +90,29 @@ pub(super) fn forward(
         p_hts.push(p);
         first += len;
     }
-    let mut mid_td = linear(&o_the, w("self_attn.o_proj")?, q_len, d);
+    let mut mid_td = linear("self_attn.o_proj").forward(params, &o_the)?;
     add(&mut mid_td, x_td);
 
-    let b_td = rms_norm(&mid_td, w("post_attention_layernorm")?, config.norm_eps);
+    let b_td = norm(
+        config,
+        params,
+        &name(layer, "post_attention_layernorm"),
+        &mid_td,
+    )?;
     let (mut out_td, mlp, routing) = if let Some(moe) = config.moe_at(layer) {
         let (out_td, saved, routing) = moe::forward(config, moe, params, layer, &b_td)?;
         (out_td, Mlp::Moe(saved), routing)
     } else {
-        let gate_tf = linear(&b_td, w("mlp.gate_proj")?, d, f);
-        let up_tf = linear(&b_td, w("mlp.up_proj")?, d, f);
-        let act_tf = swiglu(&gate_tf, &up_tf);
-        let out_td = linear(&act_tf, w("mlp.down_proj")?, f, d);
+        let up_tf = linear("mlp.up_proj").forward(params, &b_td)?;
+        let (gate_tf, act_tf) = match config.architecture.mlp {
+            MlpKind::SwiGlu => {
+                let gate_tf = linear("mlp.gate_proj").forward(params, &b_td)?;
+                let act_tf = swiglu(&gate_tf, &up_tf);
+                (gate_tf, act_tf)
+            }
+            MlpKind::Gelu => (Vec::new(), gelu(&up_tf)),
+        };
+        let out_td = linear("mlp.down_proj").forward(params, &act_tf)?;
         let mlp = Mlp::Dense {
             gate_tf,
             up_tf,
@@ -97,6 +125,7 @@ pub(super) fn forward(
     let saved = Saved {
         x_td: x_td.to_vec(),
         a_td,
+        raw,
         q_the,
         k_ske,
         v_ske,
@@ -119,53 +148,48 @@ pub(super) fn backward(
     saved: &Saved,
     dout_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
-    let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
-    let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(lens);
-    let routed = match (&saved.mlp, config.moe_at(layer)) {
+    let linear = dense(config, layer);
+    let (head, positions) = (head(config), positions(lens));
+    let (q_len, kv_len) = widths(config);
+
+    let mut db_td = match (&saved.mlp, config.moe_at(layer)) {
         (Mlp::Moe(saved), Some(moe)) => {
             let both = (params, &mut *grads);
-            Some(moe::backward(
-                config,
-                moe,
-                both,
-                layer,
-                (saved, share),
-                dout_td,
-            )?)
+            moe::backward(config, moe, both, layer, (saved, share), dout_td)?
         }
-        _ => None,
-    };
-    let mut back = |part: &str, dy: &[f64], x: &[f64], i: usize, o: usize| {
-        let name = name(layer, part);
-        let w = value(params, &name)?;
-        let dw = gradient(grads, &name)?;
-        Ok(if part.ends_with("layernorm") {
-            rms_norm_backward(dy, x, w, dw, config.norm_eps)
-        } else {
-            linear_backward(dy, x, w, dw, i, o)
-        })
-    };
-
-    let db_td = match &saved.mlp {
-        Mlp::Moe(_) => routed.unwrap_or_default(),
-        Mlp::Dense {
-            gate_tf,
-            up_tf,
-            act_tf,
-        } => {
-            let dact_tf = back("mlp.down_proj", dout_td, act_tf, f, d)?;
-            let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, gate_tf, up_tf);
-            let mut db_td = back("mlp.up_proj", &dup_tf, &saved.b_td, d, f)?;
-            let through_gate = back("mlp.gate_proj", &dgate_tf, &saved.b_td, d, f)?;
-            add(&mut db_td, &through_gate);
-            db_td
+        (Mlp::Moe(_), None) => return Err(OracleError::Config("a dense block has no experts")),
+        (
+            Mlp::Dense {
+                gate_tf,
+                up_tf,
+                act_tf,
+            },
+            _,
+        ) => {
+            let dact_tf = linear("mlp.down_proj").backward(params, grads, dout_td, act_tf)?;
+            match config.architecture.mlp {
+                MlpKind::SwiGlu => {
+                    let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, gate_tf, up_tf);
+                    let up = linear("mlp.up_proj");
+                    let mut db_td = up.backward(params, grads, &dup_tf, &saved.b_td)?;
+                    let gate = linear("mlp.gate_proj");
+                    let by_gate = gate.backward(params, grads, &dgate_tf, &saved.b_td)?;
+                    add(&mut db_td, &by_gate);
+                    db_td
+                }
+                MlpKind::Gelu => {
+                    let dup_tf = gelu_backward(&dact_tf, up_tf);
+                    linear("mlp.up_proj").backward(params, grads, &dup_tf, &saved.b_td)?
+                }
+            }
         }
     };
-    let mut dmid_td = back("post_attention_layernorm", &db_td, &saved.mid_td, d, d)?;
+    let norm2 = name(layer, "post_attention_layernorm");
+    db_td = norm_backward(config, params, grads, &norm2, &db_td, &saved.mid_td)?;
+    let mut dmid_td = db_td;
     add(&mut dmid_td, dout_td);
 
-    let do_the = back("self_attn.o_proj", &dmid_td, &saved.o_the, q_len, d)?;
+    let do_the = linear("self_attn.o_proj").backward(params, grads, &dmid_td, &saved.o_the)?;
     let (mut dq_the, mut dk_ske, mut dv_ske) = (Vec::new(), Vec::new(), Vec::new());
     let mut first = 0;
     for (len, p_hts) in lens.iter().zip(&saved.p_hts) {
@@ -178,25 +202,51 @@ pub(super) fn backward(
         dv_ske.extend(dv);
         first += len;
     }
-    rope(&mut dk_ske, &positions, e, config.rope_theta, Turn::Back);
-    rope(&mut dq_the, &positions, e, config.rope_theta, Turn::Back);
-    let mut da_td = back("self_attn.v_proj", &dv_ske, &saved.a_td, d, kv_len)?;
-    add(
-        &mut da_td,
-        &back("self_attn.k_proj", &dk_ske, &saved.a_td, d, kv_len)?,
-    );
-    add(
-        &mut da_td,
-        &back("self_attn.q_proj", &dq_the, &saved.a_td, d, q_len)?,
-    );
-    let mut dx_td = back("input_layernorm", &da_td, &saved.x_td, d, d)?;
+    for (part, dx, raw) in [
+        ("q_norm", &mut dq_the, &saved.raw[0]),
+        ("k_norm", &mut dk_ske, &saved.raw[1]),
+    ] {
+        rope(dx, &positions, head, config.rope_theta, Turn::Back);
+        if config.architecture.qk_norm {
+            let name = qk_norm(layer, part);
+            let (w_e, dw_e) = (value(params, &name)?, gradient(grads, &name)?);
+            *dx = rms_norm_backward(dx, raw, w_e, dw_e, config.norm_eps);
+        }
+    }
+    let mut da_td = linear("self_attn.v_proj").backward(params, grads, &dv_ske, &saved.a_td)?;
+    for (part, dy) in [("self_attn.k_proj", &dk_ske), ("self_attn.q_proj", &dq_the)] {
+        add(
+            &mut da_td,
+            &linear(part).backward(params, grads, dy, &saved.a_td)?,
+        );
+    }
+    let norm1 = name(layer, "input_layernorm");
+    let mut dx_td = norm_backward(config, params, grads, &norm1, &da_td, &saved.x_td)?;
     add(&mut dx_td, &dmid_td);
     Ok(dx_td)
+}
+
+fn qk_norm(layer: usize, part: &str) -> String {
+    format!("{}.weight", name(layer, &format!("self_attn.{part}")))
+}
+
+/// Width of a head, and how many of its elements turn.
+fn head(config: &ModelConfig) -> (usize, usize) {
+    let e = config.head_dim;
+    (e, config.architecture.rotary(e))
 }
 
 /// A sample starts at position 0.
 fn positions(lens: &[usize]) -> Vec<usize> {
     lens.iter().flat_map(|len| 0..*len).collect()
+}
+
+/// Widths of a token's queries, and of its keys or values.
+fn widths(config: &ModelConfig) -> (usize, usize) {
+    (
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+    )
 }
 
 /// Where the queries, and the keys and values, of the `len` tokens from `first` lie.

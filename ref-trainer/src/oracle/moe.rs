@@ -15,7 +15,7 @@
 use quintet_parallel_layers::moe::Score;
 use quintet_planner::config::{ModelConfig, MoeConfig};
 
-use super::block::name;
+use super::block;
 use super::ops::{add, linear, linear_backward, softmax, swiglu, swiglu_backward};
 use super::{OracleError, Params, gradient, value};
 
@@ -83,23 +83,28 @@ pub(super) fn params(
     layer: usize,
 ) -> Vec<(String, Vec<usize>)> {
     let (d, e, f, s) = (config.hidden, moe.experts, moe.ffn, moe.shared_ffn);
-    let mut all = vec![(name(layer, "mlp.gate"), vec![e, d])];
+    let mut all = vec![(weight(layer, "mlp.gate"), vec![e, d])];
     if moe.selection_bias {
         all.push((bias(layer), vec![e]));
     }
-    all.push((name(layer, "mlp.experts.gate_proj"), vec![e, f, d]));
-    all.push((name(layer, "mlp.experts.up_proj"), vec![e, f, d]));
-    all.push((name(layer, "mlp.experts.down_proj"), vec![e, d, f]));
+    all.push((weight(layer, "mlp.experts.gate_proj"), vec![e, f, d]));
+    all.push((weight(layer, "mlp.experts.up_proj"), vec![e, f, d]));
+    all.push((weight(layer, "mlp.experts.down_proj"), vec![e, d, f]));
     if s > 0 {
-        let part = |part: &str| name(layer, &format!("{}.{part}", shared_name(moe)));
+        let part = |part: &str| weight(layer, &format!("{}.{part}", shared_name(moe)));
         all.push((part("gate_proj"), vec![s, d]));
         all.push((part("up_proj"), vec![s, d]));
         all.push((part("down_proj"), vec![d, s]));
         if moe.shared_gate {
-            all.push((name(layer, "mlp.shared_expert_gate"), vec![1, d]));
+            all.push((weight(layer, "mlp.shared_expert_gate"), vec![1, d]));
         }
     }
     all
+}
+
+/// A matrix of the mixture.
+fn weight(layer: usize, part: &str) -> String {
+    format!("{}.weight", block::name(layer, part))
 }
 
 /// The bias of the choice.
@@ -147,7 +152,7 @@ pub(super) fn forward(
     x_td: &[f64],
 ) -> Result<(Vec<f64>, Saved, LayerRouting), OracleError> {
     let (d, n) = (config.hidden, moe.experts);
-    let logits_te = linear(x_td, value(params, &name(layer, "mlp.gate"))?, d, n);
+    let logits_te = linear(x_td, value(params, &weight(layer, "mlp.gate"))?, d, n);
     let zeros = vec![0.0; n];
     let bias_e = if moe.selection_bias {
         value(params, &bias(layer))?
@@ -177,7 +182,7 @@ pub(super) fn forward(
             .copied()
             .collect();
         let part = |part: &str, len: usize| -> Result<&[f64], OracleError> {
-            let all = value(params, &name(layer, &format!("mlp.experts.{part}")))?;
+            let all = value(params, &weight(layer, &format!("mlp.experts.{part}")))?;
             Ok(&all[e * len..(e + 1) * len])
         };
         let len = moe.ffn * d;
@@ -246,7 +251,7 @@ pub(super) fn backward(
             dout_td.extend(dy_d.iter().map(|dy| saved.tokens[*t].weight[*j] * dy));
         }
         let names = ["gate_proj", "up_proj", "down_proj"]
-            .map(|part| name(layer, &format!("mlp.experts.{part}")));
+            .map(|part| weight(layer, &format!("mlp.experts.{part}")));
         let at = e * f * d..(e + 1) * f * d;
         let drows = mlp_backward(params, grads, &names, at, &expert.mlp, &dout_td, d, f)?;
         for ((t, _), drow_d) in expert.pairs.iter().zip(drows.chunks_exact(d)) {
@@ -264,7 +269,7 @@ pub(super) fn backward(
     for (token, dweight) in saved.tokens.iter().zip(&dweight) {
         dlogits_te.extend(router_backward(moe, token, dweight, &pull_e, pull_z));
     }
-    let gate = name(layer, "mlp.gate");
+    let gate = weight(layer, "mlp.gate");
     let (w, dw) = (value(params, &gate)?, gradient(grads, &gate)?);
     add(
         &mut dx_td,
@@ -489,13 +494,13 @@ fn shared_forward(
     let part = |part: &str| {
         value(
             params,
-            &name(layer, &format!("{}.{part}", shared_name(moe))),
+            &weight(layer, &format!("{}.{part}", shared_name(moe))),
         )
     };
     let weights = [part("gate_proj")?, part("up_proj")?, part("down_proj")?];
     let mlp = mlp(x_td.to_vec(), weights, d, f);
     let logit_t = if moe.shared_gate {
-        let w = value(params, &name(layer, "mlp.shared_expert_gate"))?;
+        let w = value(params, &weight(layer, "mlp.shared_expert_gate"))?;
         Some(linear(x_td, w, d, 1))
     } else {
         None
@@ -539,10 +544,10 @@ fn shared_backward(
         dout_td.extend(dy_d.iter().map(|dy| g * dy));
     }
     let names = ["gate_proj", "up_proj", "down_proj"]
-        .map(|part| name(layer, &format!("{}.{part}", shared_name(moe))));
+        .map(|part| weight(layer, &format!("{}.{part}", shared_name(moe))));
     let mut dx_td = mlp_backward(params, grads, &names, 0..f * d, &saved.mlp, &dout_td, d, f)?;
     if saved.logit_t.is_some() {
-        let gate = name(layer, "mlp.shared_expert_gate");
+        let gate = weight(layer, "mlp.shared_expert_gate");
         let (w, dw) = (value(params, &gate)?, gradient(grads, &gate)?);
         add(&mut dx_td, &linear_backward(&dlogit_t, x_td, w, dw, d, 1));
     }

@@ -29,7 +29,7 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 11] = [
+const PAIRED: [&str; 17] = [
     "dp",
     "tp",
     "pp",
