@@ -16,7 +16,7 @@ use quintet_planner::traffic::{self, Routing, WireTypes};
 use serde::Serialize;
 
 use crate::compare::{
-    Difference, Tensors, compare, compare_above, relative_scalar, relative_scalar_above,
+    Difference, Tensors, compare, compare_sized, relative_scalar, relative_scalar_above,
 };
 use crate::data::Samples;
 use crate::failure::Failure;
@@ -25,7 +25,9 @@ use crate::load::Load;
 use crate::oracle::{self, AdamW, Params, Sgd};
 use crate::rank::Begin;
 use crate::record::{Record, Step, record};
+use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
+use crate::tolerance::{bound, floor};
 
 /// What a proof found; `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -159,15 +161,6 @@ pub struct BitEqual {
     pub params: bool,
 }
 
-/// The bound on relative differences from the oracle, by type.
-#[must_use]
-pub fn bound(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F64 => 1e-9,
-        Dtype::F32 => 1e-4,
-    }
-}
-
 /// What a verdict is made from.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
@@ -184,23 +177,13 @@ pub struct Evidence {
     pub margin: f64,
 }
 
-/// Share of the largest gradient below which a parameter's is judged as if it had that size (see
-/// [`compare_above`]): some hundred roundings of the largest then stay below the bound. Also the
-/// loss, in nats, below which one is judged as if it were that.
-#[must_use]
-pub fn floor(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F64 => 1e-5,
-        Dtype::F32 => 1e-2,
-    }
-}
-
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
 /// twin.
 ///
 /// # Errors
 /// Where one of them cannot run; a difference is no error but a verdict.
 pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
+    has_room(job)?;
     Ok(judge(job, &evidence(job, samples)?))
 }
 
@@ -406,6 +389,9 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
+    // Where no token counts and routing is even, gradients are what is left of this.
+    let balance = job.model.moe.map_or(0.0, |moe| moe.aux_loss);
+    let least_norm = floor(job.dtype) * balance;
     let (mut aux_rel, mut routed_equal) = (0.0_f64, true);
     let mut bits = BitEqual {
         loss: true,
@@ -418,12 +404,12 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
         // A loss is a difference of logits; that of what is known by heart is all rounding.
         let least = if r.count > 0.0 { floor(job.dtype) } else { 0.0 };
-        let grads = compare_above(&x.grads, &r.grads, floor(job.dtype));
+        let grads = compare_sized(&x.grads, &r.grads, floor(job.dtype), balance);
         if grads.relative >= worst.relative {
             worst = grads;
         }
         loss_rel = loss_rel.max(relative_scalar_above(x.loss, r.loss, least));
-        norm_rel = norm_rel.max(relative_scalar(x.norm, r.norm));
+        norm_rel = norm_rel.max(relative_scalar_above(x.norm, r.norm, least_norm));
         param_rel = param_rel.max(compare(&x.params, &r.params).relative);
         for (x, r) in [(x.load.aux, r.load.aux), (x.load.z, r.load.z)] {
             aux_rel = aux_rel.max(relative_scalar(x, r));

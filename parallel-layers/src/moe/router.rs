@@ -340,7 +340,7 @@ impl Shared {
         Self {
             sequences: batch.sequences,
             positions: batch.positions,
-            cp: ctx.replica.world() / tp,
+            cp: (ctx.replica.world() / tp).max(1),
             tp,
         }
     }

@@ -56,7 +56,7 @@ pub fn rows(
     };
     let each = batch.microbatches() / layout.dp;
     for sum in &mut sums {
-        let places = (0..layout.chunks()).map(|chunk| layout.place(sum.stage(), chunk));
+        let places = (0..layout.chunks()).map(|chunk| layout.route().place(sum.stage(), chunk));
         let layers = places.flat_map(|place| layout.blocks(model.layers, place));
         let layers = layers.filter(|&layer| model.moe_at(layer).is_some());
         for layer in layers.collect::<Vec<usize>>() {
