@@ -1,5 +1,5 @@
 //! Training kernels with their backward passes: gemm, flash attention, norms, RoPE, SwiGLU,
-//! embedding, cross-entropy and optimizer steps.
+//! embedding, cross-entropy, experts and optimizer steps.
 //!
 //! Each op is one module: its spec, its trait, and the algebra in the module's head; below it
 //! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices).
@@ -20,6 +20,7 @@ pub mod float;
 pub mod gemm;
 mod lanes;
 mod math;
+pub mod moe;
 pub mod norm;
 pub mod optimizer;
 pub mod rope;
@@ -35,6 +36,7 @@ pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
+pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};
 pub use norm::{Norm, NormSpec};
 pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};
 pub use rope::{Rope, RopeSpec};

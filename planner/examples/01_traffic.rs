@@ -18,6 +18,7 @@ fn main() -> Result<(), Error> {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: true,
+        moe: None,
         architecture: Architecture::LLAMA,
     };
     let batch = Batch {

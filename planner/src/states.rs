@@ -245,6 +245,7 @@ mod tests {
             norm_eps: 1e-5,
             tied: false,
             architecture: Architecture::LLAMA,
+            moe: None,
         };
         let batch = Batch {
             seq: 4,

@@ -16,6 +16,11 @@
 //! | dp    | hybrid sharding: the same within its groups, and all-reduce of the chunk across | once |
 //! | dp    | all-reduce of the token count | once |
 //! | world | all-reduce of the squared norm (67 columns of an exact sum), of the loss | once each |
+//!
+//! Experts (`traffic/experts.rs`) add groups of their own: `ep` and `etp` (counts, then rows, there
+//! and back, forward and backward), `replica` (statistics of the router), `edp` (gradients). How
+//! many rows move is decided by the router, so [`step`] counts all but the rows, and [`rows`] the
+//! rows of a given routing.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -30,6 +35,10 @@ use crate::model::{StageLayer, mesh, stage_layers};
 use crate::states::{Held, gathers};
 use crate::{Batch, Error, Layout, ModelConfig};
 
+mod experts;
+
+pub use experts::{Routing, row_copy_bytes, rows};
+
 /// Payload bytes by group.
 pub type Traffic = BTreeMap<String, u64>;
 
@@ -42,7 +51,8 @@ pub struct WireTypes {
     pub accumulation: DType,
 }
 
-/// What every rank sends in one training step, by group, in rank order.
+/// What every rank sends in one training step, by group, in rank order; the rows that experts
+/// are sent come on top ([`rows`]).
 ///
 /// # Errors
 /// Where the layout cannot be.
@@ -61,7 +71,7 @@ pub fn step(
                 sum.gradients(model, batch, types, chunk)?;
             }
             sum.boundaries(model, batch, types)?;
-            sum.scalars()?;
+            sum.scalars(model)?;
             Ok(sum.traffic)
         })
         .collect()
@@ -142,13 +152,23 @@ impl<'a> Sum<'a> {
             .map(|n| n * model.hidden)
             .collect();
         for layer in stage_layers(model, self.layout, self.mesh, self.stage(), chunk)? {
+            let moe = match &layer {
+                StageLayer::Block(block) => model.moe_at(block.index()),
+                _ => None,
+            };
             // Entries and exits of tensor parallel regions in this layer; a table is only left, a
             // head only entered.
             let (enters, leaves) = match &layer {
                 StageLayer::Embed(_) => (0, 1),
-                StageLayer::Block(_) => (2, 2),
+                StageLayer::Block(_) => match moe {
+                    Some(moe) if moe.shared_ffn == 0 => (1, 1),
+                    _ => (2, 2),
+                },
                 StageLayer::Head(_) => (1, 0),
             };
+            if let Some(moe) = moe {
+                self.experts(moe, tokens, (mbs, model.hidden), types)?;
+            }
             let tp = self.tp();
             if self.layout.sequence_parallel {
                 // Enter: all-gather, its backward reduce-scatter. Leave: the same the other way.
@@ -231,21 +251,27 @@ impl<'a> Sum<'a> {
             let times = if sums.in_place(index) || tied { 1 } else { mbs };
             let extra = self.among(&part.extra);
             self.add("tp", extra, &all_reduce, acc, times)?;
-            let place = (part.place, part.places);
+            let (place, group) = ((part.place, part.places), replicas(&part.shard));
             let counts = part.counts();
             if partition.scatters() {
                 let counts = counts.clone();
                 let scatter = CollectiveShape::ReduceScatter { counts };
-                self.add("dp", place, &scatter, acc, times)?;
+                self.add(group, place, &scatter, acc, times)?;
             } else {
-                self.add("dp", place, &all_reduce, acc, 1)?;
+                self.add(group, place, &all_reduce, acc, 1)?;
             }
             let gather = CollectiveShape::AllGather { counts };
-            self.add("dp", place, &gather, storage, gathers[index])?;
+            self.add(group, place, &gather, storage, gathers[index])?;
             let len = partition.state(index).len();
             let across = self.among(&part.across);
             if len > 0 {
-                self.add("dp", across, &CollectiveShape::AllReduce { len }, acc, 1)?;
+                self.add(
+                    replicas(&part.across),
+                    across,
+                    &CollectiveShape::AllReduce { len },
+                    acc,
+                    1,
+                )?;
             }
         }
         Ok(())
@@ -259,7 +285,7 @@ impl<'a> Sum<'a> {
     }
 
     /// The token count, the squared norm with its alarm, and the loss.
-    fn scalars(&mut self) -> Result<(), Error> {
+    fn scalars(&mut self, model: &ModelConfig) -> Result<(), Error> {
         let dp = (self.mesh.index(self.rank, Axis::Dp), self.layout.dp);
         let world = (self.rank, self.mesh.world());
         self.add(
@@ -269,7 +295,7 @@ impl<'a> Sum<'a> {
             DType::F64,
             1,
         )?;
-        for len in SCALARS {
+        for len in [quintet_zero::exact::DIGITS, report_len(model)] {
             self.add(
                 "world",
                 world,
@@ -282,9 +308,24 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Lengths of the all-reduces over all ranks at the end of a step: the squared norm as an exact sum,
-/// then [loss, stop].
-const SCALARS: [usize; 2] = [quintet_zero::exact::DIGITS, 2];
+/// Numbers that all ranks sum at the end of a step, after the squared norm: loss and stop, and of a
+/// model with experts the two losses of balance and, for each layer, how many tokens chose each
+/// expert and how many were dropped.
+#[must_use]
+pub fn report_len(model: &ModelConfig) -> usize {
+    let moe = |moe: &crate::config::MoeConfig| 2 + model.layers * (moe.experts + 1);
+    2 + model.moe.as_ref().map_or(0, moe)
+}
+
+/// The name of a group of replicas: those of experts are fewer.
+#[must_use]
+pub fn replicas(shard: &[Factor]) -> &'static str {
+    if shard.iter().any(|f| f.axis == Axis::Edp) {
+        "edp"
+    } else {
+        "dp"
+    }
+}
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -305,6 +346,7 @@ pub(crate) mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied,
+            moe: None,
             architecture: Architecture::LLAMA,
         }
     }

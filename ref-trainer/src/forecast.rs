@@ -5,7 +5,7 @@ use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 use quintet_planner::memory::activations;
 use quintet_planner::model::{flat_layout, mesh};
 use quintet_planner::states::fullest;
-use quintet_planner::traffic::total;
+use quintet_planner::traffic::{row_copy_bytes, total};
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
@@ -58,6 +58,7 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
             human::bytes(corpus.part(Part::Whole).len() as u64)
         ),
         traffic: total(&predicted_ranks(job)?),
+        row_bytes: (job.layout.ep > 1).then(|| row_copy_bytes(&job.model, wire_types(job))),
         ..Forecast::default()
     };
     let (train, held_out) = (corpus.part(Part::Train), corpus.part(Part::HeldOut));

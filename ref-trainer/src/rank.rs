@@ -18,6 +18,7 @@ use quintet_zero::{
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups, Traffic};
 use crate::job::{Job, OptimizerKind};
+use crate::load::Load;
 use crate::model::{Device, StageModel};
 
 mod state;
@@ -67,6 +68,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub actions: Vec<Action>,
     /// What I hold of the model, in the order of the model.
     pub chunks: Vec<Chunk<B, C, E>>,
+    /// What routers did in the step whose update is due.
+    pub(crate) load: Option<Load>,
 }
 
 impl<'a, B: Device, T: Transport + Send + 'static, E: Scalar> Rank<'a, B, Communicator<T>, E>
@@ -115,6 +118,7 @@ where
             actions: schedule.actions(stage),
             schedule,
             chunks,
+            load: None,
         })
     }
 }

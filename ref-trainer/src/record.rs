@@ -12,6 +12,7 @@ use crate::compare::Tensors;
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
+use crate::load::Load;
 use crate::rank::{Begin, Rank};
 use crate::schedule_lr::learning_rate;
 
@@ -28,6 +29,8 @@ pub struct Step {
     pub grads: Tensors,
     /// Parameters after the update, by name.
     pub params: Tensors,
+    /// What routers did.
+    pub load: Load,
 }
 
 /// The hash of what one rank holds of one parameter.
@@ -102,6 +105,7 @@ pub fn record_on<E: Scalar>(
                     norm,
                     grads,
                     params,
+                    load: done.load,
                 });
             }
         }

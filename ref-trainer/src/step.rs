@@ -16,6 +16,7 @@ use quintet_collectives::ReduceOp;
 use quintet_kernels::{Collectives, Float, Scalar, Tag};
 use quintet_parallel_layers::Ctx;
 use quintet_parallel_layers::pipeline::{Action, Moment, StageTime, Work};
+use quintet_planner::model::StageLayer;
 use quintet_zero::{clip_factor, grad_norm};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -23,6 +24,7 @@ use crate::data::{Sample, Samples};
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::lending::Lending;
+use crate::load::Load;
 use crate::microbatch::upload;
 use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
@@ -36,6 +38,8 @@ pub struct Gradients {
     pub count: f64,
     /// Global norm of the gradient, before clipping.
     pub norm: f64,
+    /// What routers did; empty for a model without experts.
+    pub load: Load,
     /// Whether some rank was asked to stop.
     pub stop: bool,
     /// CPU time of the passes of each of this rank's chunks, summed over the step.
@@ -66,6 +70,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
+                replica: &self.groups.replica,
+                ep: &self.groups.ep,
+                etp: &self.groups.etp,
             },
             groups: &self.groups,
             lending: lending(&self.chunks),
@@ -76,16 +83,23 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             training: true,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
+            share: 1.0 / self.job.batch.microbatches() as f64,
+            load: Load::new(&self.job.model),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
         };
         self.stage.run(&self.actions, &mut pass)?;
-        let (loss, times) = (pass.loss, pass.times);
+        let (loss, times, load) = (pass.loss, pass.times, pass.load);
         for chunk in &mut self.chunks {
             chunk.grads.finish(&self.groups)?;
         }
-        let [loss, stop] = self.sum(&self.groups.world, [loss, f64::from(u8::from(stop))])?;
+        let mut report = vec![loss, f64::from(u8::from(stop))];
+        report.extend(load.numbers());
+        let report = self.sum_all(&self.groups.world, &report)?;
+        let (loss, stop) = (report[0], report[1]);
+        let load = Load::from_numbers(&self.job.model, &report[2..]);
+        self.load = Some(load.clone());
         let loss = if count > 0.0 { loss / count } else { 0.0 };
         let norm = grad_norm(&self.device, &self.grads(), &self.groups)?;
         if !loss.is_finite() {
@@ -97,6 +111,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             loss,
             count,
             norm,
+            load,
             stop: stop > 0.0,
             times,
         })
@@ -122,6 +137,38 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         {
             optimizer.step(params, grads, &self.groups, lr, scale)?;
         }
+        self.move_bias()
+    }
+
+    /// Moves the bias of the routers' choice by the counts of the step: once, and on every rank
+    /// that holds it alike, for all have the same counts.
+    fn move_bias(&mut self) -> Result<(), Failure> {
+        let moe = self.job.model.moe.filter(|moe| moe.selection_bias);
+        let (Some(moe), Some(load)) = (moe, self.load.take()) else {
+            return Ok(());
+        };
+        for Chunk { model, params, .. } in &mut self.chunks {
+            for layer in &model.layers {
+                let StageLayer::Block(block) = layer else {
+                    continue;
+                };
+                let Some(name) = block.selection_bias() else {
+                    continue;
+                };
+                let layout = params.layout().clone();
+                for entry in layout.entries().iter().filter(|e| e.spec.name == name) {
+                    let (mut bias, runs) = params.read(entry)?;
+                    let steps: Vec<f64> = load.bias_steps(block.index()).collect();
+                    for (at, expert, len) in runs {
+                        let mine = bias[at..at + len].iter_mut();
+                        for (bias, step) in mine.zip(&steps[expert..expert + len]) {
+                            *bias = E::from_f64(bias.to_f64() + moe.bias_update_rate * step);
+                        }
+                    }
+                    params.write(entry, &bias)?;
+                }
+            }
+        }
         Ok(())
     }
 
@@ -140,6 +187,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
+                replica: &self.groups.replica,
+                ep: &self.groups.ep,
+                etp: &self.groups.etp,
             },
             groups: &self.groups,
             lending: lending(&self.chunks),
@@ -150,6 +200,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             training: false,
             microbatches,
             weight: 1.0,
+            share: 1.0,
+            load: Load::default(),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
@@ -169,11 +221,18 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         group: &C,
         values: [f64; N],
     ) -> Result<[f64; N], Failure> {
-        let mut buf = self.device.upload(Tag::Scratch, &values)?;
+        let mut sum = [0.0; N];
+        sum.copy_from_slice(&self.sum_all(group, &values)?);
+        Ok(sum)
+    }
+
+    /// The sum of numbers over a group.
+    fn sum_all(&self, group: &C, values: &[f64]) -> Result<Vec<f64>, Failure> {
+        let mut buf = self.device.upload(Tag::Scratch, values)?;
         if group.world() > 1 {
             group.all_reduce(B::whole_mut(&mut buf), ReduceOp::Sum)?;
         }
-        let mut sum = [0.0; N];
+        let mut sum = vec![0.0; values.len()];
         self.device.download(B::whole(&buf), &mut sum)?;
         Ok(sum)
     }
@@ -193,6 +252,8 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     training: bool,
     microbatches: &'a [Vec<Sample>],
     weight: f64,
+    share: f64,
+    load: Load,
     /// By microbatch and chunk.
     saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
@@ -223,7 +284,8 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         chunk: usize,
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
-        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
+        let weights = (self.weight, self.share);
+        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], weights)?;
         let mut done = Forward::begin(batch, input);
         for segment in (0..self.chunks[chunk].segments.len()).rev() {
             self.enter(chunk, segment, segment.checked_sub(1))?;
@@ -238,6 +300,9 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
             self.loss += self.total(&loss_t)?;
         }
         if self.training {
+            for (layer, routing) in &done.routing {
+                self.load.add(*layer, routing, self.share);
+            }
             self.saved.insert((mb, chunk), done.saved);
         }
         Ok(done.output)

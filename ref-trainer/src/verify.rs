@@ -13,15 +13,16 @@ use std::fmt;
 use quintet_collectives::DType;
 use quintet_planner::Layout;
 use quintet_planner::states::{self, Bytes, Memory};
-use quintet_planner::traffic::{self, WireTypes};
+use quintet_planner::traffic::{self, Routing, WireTypes};
 use serde::Serialize;
 
 use crate::compare::{
-    Difference, Tensors, compare, compare_above, relative_scalar, relative_scalar_above,
+    Difference, Tensors, compare, compare_sized, relative_scalar, relative_scalar_above,
 };
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
+use crate::load::Load;
 use crate::oracle::{self, AdamW, Params, Sgd};
 use crate::rank::{Begin, rule};
 use crate::record::{Record, Step, record};
@@ -46,6 +47,10 @@ pub struct Verdict {
     pub param_rel_max: f64,
     /// Worst relative difference of the gradient's norm.
     pub grad_norm_rel: f64,
+    /// Worst relative difference of the losses of balance (0 without experts).
+    pub aux_rel: f64,
+    /// Whether every expert was chosen, and every choice dropped, as often as by the oracle.
+    pub routed_equal: bool,
     /// The bound that all of these must stay below.
     pub bound: f64,
     /// Which quantities have the twin's bits.
@@ -110,6 +115,16 @@ impl fmt::Display for Verdict {
                 f,
                 "  {what:<58} {value:>9.1e}  {}{twin}",
                 said(value < self.bound)
+            )?;
+        }
+        if self.aux_rel > 0.0 {
+            let (aux, said) = (self.aux_rel, said(self.aux_rel < self.bound));
+            writeln!(f, "  {:<58} {aux:>9.1e}  {said}", "losses of balance")?;
+        }
+        if !self.routed_equal {
+            writeln!(
+                f,
+                "  experts were not chosen as often as by the oracle: DIFFERS"
             )?;
         }
         let copies = if self.copies_differ.is_empty() {
@@ -189,6 +204,9 @@ pub struct Evidence {
     pub predicted: BTreeMap<String, u64>,
     /// By rank: bytes held by category, worked out before anything was allocated.
     pub memory: Vec<Memory>,
+    /// The least distance, in the oracle's steps, between the score of an expert that was chosen
+    /// and of one that was not; infinite where there is no choice.
+    pub margin: f64,
 }
 
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
@@ -206,14 +224,23 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
 /// # Errors
 /// As [`verify`].
 pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
+    // Where tokens go is the oracle's word, and stands before the first message of the layout.
+    let (truth, routing, margin) = oracle_steps(job, samples)?;
     let mut predicted = predicted_step(job)?;
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
+    for routing in &routing {
+        for (group, bytes) in traffic::total(&predicted_rows(job, routing)?) {
+            *predicted.entry(group).or_default() += bytes;
+        }
+    }
+    predicted.retain(|_, bytes| *bytes > 0);
     Ok(Evidence {
         predicted,
         memory: predicted_memory(job)?,
         ours: record(job, samples, Begin::Random)?,
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
-        truth: oracle_steps(job, samples)?,
+        truth,
+        margin,
     })
 }
 
@@ -222,11 +249,22 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
-    Ok(traffic::step(
+    let types = wire_types(job);
+    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+}
+
+/// Bytes that each rank sends in a step to move the rows of experts, were they routed so.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_rows(job: &Job, routing: &Routing) -> Result<Vec<traffic::Traffic>, Failure> {
+    let types = wire_types(job);
+    Ok(traffic::rows(
         &job.model,
         &job.layout,
         &job.batch,
-        wire_types(job),
+        types,
+        routing,
     )?)
 }
 
@@ -245,7 +283,7 @@ pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
     )?)
 }
 
-/// The types that a job computes and sends in.
+/// What the job's types are on the wire.
 #[must_use]
 pub fn wire_types(job: &Job) -> WireTypes {
     let dtype = match job.dtype {
@@ -277,19 +315,28 @@ pub fn twin_of(job: &Job) -> Job {
     }
 }
 
-/// The oracle's steps.
-fn oracle_steps(job: &Job, samples: &Samples) -> Result<Vec<Step>, Failure> {
+/// The oracle's steps, where its tokens went in each, and how narrowly.
+fn oracle_steps(job: &Job, samples: &Samples) -> Result<(Vec<Step>, Vec<Routing>, f64), Failure> {
     let mut params = oracle::init_random(&job.model, job.seed);
     let mut optimizer = OracleOptimizer::new(job);
-    (1..=job.steps)
-        .map(|step| optimizer.step(job, samples, step, &mut params))
-        .collect()
+    let (mut steps, mut routing, mut margin) = (Vec::new(), Vec::new(), f64::INFINITY);
+    for step in 1..=job.steps {
+        steps.push(optimizer.step(job, samples, step, &mut params)?);
+        let kept = std::mem::take(&mut optimizer.routed.kept);
+        routing.push(Routing { kept });
+        if job.model.moe.is_some() {
+            margin = margin.min(optimizer.routed.margin);
+        }
+    }
+    Ok((steps, routing, margin))
 }
 
 /// The oracle's optimizer, as the job asks for it.
 pub struct OracleOptimizer {
     /// The rule and its state.
     pub rule: OracleRule,
+    /// What routers did in the last step.
+    pub routed: oracle::Routed,
 }
 
 /// The oracle's rules.
@@ -317,7 +364,10 @@ impl OracleOptimizer {
                 )))
             }
         };
-        Self { rule }
+        Self {
+            rule,
+            routed: oracle::Routed::default(),
+        }
     }
 
     /// After `steps` steps, with the moments of a run by kind and name.
@@ -344,7 +394,7 @@ impl OracleOptimizer {
         params: &mut Params,
     ) -> Result<Step, Failure> {
         let batch = samples.batch(step, job.batch.global_batch);
-        let done = oracle::step(&job.model, params, &batch)?;
+        let done = oracle::step_in(&job.model, params, &batch, job.batch.micro_batch)?;
         let (grads, norm) = (done.grads.clone(), oracle::grad_norm(&done.grads));
         let mut clipped = done.grads;
         if job.optimizer.clip_grad > 0.0 {
@@ -355,6 +405,8 @@ impl OracleOptimizer {
             OracleRule::Sgd(sgd) => sgd.step(params, &clipped, lr)?,
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
+        oracle::move_bias(&job.model, params, &done.routed)?;
+        self.routed = done.routed;
         let (loss, count) = (done.loss, done.count as f64);
         Ok(Step {
             loss,
@@ -362,6 +414,12 @@ impl OracleOptimizer {
             norm,
             grads,
             params: params.clone(),
+            load: Load {
+                aux: self.routed.aux,
+                z: self.routed.z,
+                counts: self.routed.counts.clone(),
+                dropped: self.routed.dropped.clone(),
+            },
         })
     }
 }
@@ -375,10 +433,15 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         truth,
         predicted,
         memory,
+        ..
     } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
+    // Where no token counts and routing is even, gradients are what is left of this.
+    let balance = job.model.moe.map_or(0.0, |moe| moe.aux_loss);
+    let least_norm = floor(job.dtype) * balance;
+    let (mut aux_rel, mut routed_equal) = (0.0_f64, true);
     let mut bits = BitEqual {
         loss: true,
         grads: true,
@@ -390,13 +453,17 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
         // A loss is a difference of logits; that of what is known by heart is all rounding.
         let least = if r.count > 0.0 { floor(job.dtype) } else { 0.0 };
-        let grads = compare_above(&x.grads, &r.grads, floor(job.dtype));
+        let grads = compare_sized(&x.grads, &r.grads, floor(job.dtype), balance);
         if grads.relative >= worst.relative {
             worst = grads;
         }
         loss_rel = loss_rel.max(relative_scalar_above(x.loss, r.loss, least));
-        norm_rel = norm_rel.max(relative_scalar(x.norm, r.norm));
+        norm_rel = norm_rel.max(relative_scalar_above(x.norm, r.norm, least_norm));
         param_rel = param_rel.max(compare(&x.params, &r.params).relative);
+        for (x, r) in [(x.load.aux, r.load.aux), (x.load.z, r.load.z)] {
+            aux_rel = aux_rel.max(relative_scalar(x, r));
+        }
+        routed_equal &= x.load.counts == r.load.counts && x.load.dropped == r.load.dropped;
         ok &= x.count == r.count;
         bits.loss &= x.loss.to_bits() == t.loss.to_bits();
         bits.grad_norm &= x.norm.to_bits() == t.norm.to_bits();
@@ -408,6 +475,7 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     let within = |value: f64| value < bound;
     let bytes_counted = traffic::total(&ours.bytes);
     ok &= *predicted == bytes_counted;
+    ok &= within(aux_rel) && routed_equal;
     ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
     Verdict {
         ok: ok && copies_differ.is_empty() && memory_differs.is_empty(),
@@ -417,6 +485,8 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         worst: worst.worst,
         param_rel_max: param_rel,
         grad_norm_rel: norm_rel,
+        aux_rel,
+        routed_equal,
         bound,
         bit_equal: bits,
         copies_differ,

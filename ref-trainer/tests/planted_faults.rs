@@ -11,8 +11,9 @@ use std::collections::BTreeSet;
 use common::{cut, plant, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, Factor, Placement, ProcessGroup};
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::{Action, Reduction, Schedule, ScheduleKind};
-use quintet_planner::config::Layout;
+use quintet_planner::config::{Layout, MoeConfig};
 use quintet_planner::model::stage_layers;
 use quintet_ref_trainer::data::{RandomMask, Samples};
 use quintet_ref_trainer::failure::Failure;
@@ -37,6 +38,8 @@ fn found(outcome: &Result<Verdict, Failure>) -> BTreeSet<&'static str> {
         ("gradients", beyond(v.grad_rel_max)),
         ("norm", beyond(v.grad_norm_rel)),
         ("parameters", beyond(v.param_rel_max)),
+        ("balance", beyond(v.aux_rel)),
+        ("routing", !v.routed_equal),
         ("copies", !v.copies_differ.is_empty()),
         ("bytes", v.bytes_counted != v.bytes_predicted),
         ("memory", !v.memory_differs.is_empty()),
@@ -552,6 +555,160 @@ fn a_v_whose_turning_chunks_lie_the_other_way_round() {
     caught(
         "the chunks of a stage change places",
         &chunked(ScheduleKind::DualPipeV, 1, false),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+/// A small mixture of experts: sigmoid scores, a loss of balance, room for most.
+fn moe_job(change: impl FnOnce(&mut Layout)) -> Job {
+    let mut job = job(2, 2, 1, change);
+    job.model.moe = Some(MoeConfig {
+        aux_loss: 0.3,
+        score: Score::Sigmoid,
+        capacity_factor: Some(1.2),
+        ..MoeConfig::new(4, 2, 5)
+    });
+    job
+}
+
+#[test]
+fn a_router_that_tensor_parallel_ranks_do_not_sum() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.ends_with("mlp.gate.weight") {
+                place(&mut line.at_use, Axis::Tp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "a router: not summed over tp",
+        &moe_job(|l| l.ep = 4),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn replicas_of_experts_that_nobody_sums() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.contains("mlp.experts") {
+                place(&mut line.at_use, Axis::Edp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "experts: replicas not summed",
+        &moe_job(|l| l.ep = 2),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn a_loss_of_balance_from_each_ranks_own_counts() {
+    let plant: Plant = |rank| {
+        let alone = ProcessGroup::new(vec![rank.rank], rank.rank)?;
+        rank.groups.replica = rank.groups.world.subgroup(&alone, "alone")?;
+        Ok(())
+    };
+    let mut job = moe_job(|l| l.ep = 4);
+    if let Some(moe) = &mut job.model.moe {
+        moe.capacity_factor = None;
+    }
+    caught(
+        "a loss of balance from local counts",
+        &job,
+        plant,
+        &["gradients", "balance", "bytes"],
+    );
+}
+
+#[test]
+fn room_that_each_rank_deals_out_alone() {
+    let plant: Plant = |rank| {
+        let alone = ProcessGroup::new(vec![rank.rank], rank.rank)?;
+        rank.groups.replica = rank.groups.world.subgroup(&alone, "alone")?;
+        Ok(())
+    };
+    let mut job = moe_job(|l| l.ep = 4);
+    if let Some(moe) = &mut job.model.moe {
+        (moe.aux_loss, moe.capacity_factor) = (0.0, Some(0.6));
+    }
+    caught(
+        "capacity by each rank's own tokens",
+        &job,
+        plant,
+        &["gradients", "loss", "routing", "bytes"],
+    );
+}
+
+#[test]
+fn experts_that_are_looked_for_on_the_wrong_ranks() {
+    let plant: Plant = |rank| {
+        let mut ranks = rank.mesh.group(rank.rank, &[rank.mesh.factor(Axis::Ep)]);
+        ranks.reverse();
+        let group = ProcessGroup::new(ranks, rank.rank)?;
+        rank.groups.ep = rank.groups.world.subgroup(&group, "reversed")?;
+        Ok(())
+    };
+    caught(
+        "experts on other ranks than thought",
+        &moe_job(|l| l.ep = 4),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+/// Changes the model that a rank's layers compute.
+fn other_model(
+    rank: &mut Recorded<'_, f64>,
+    change: impl Fn(&mut MoeConfig),
+) -> Result<(), Failure> {
+    let mut model = rank.job.model.clone();
+    model.moe.iter_mut().for_each(change);
+    let stage = rank.stage_index();
+    for (chunk, held) in rank.chunks.iter_mut().enumerate() {
+        held.model.layers = stage_layers(&model, &rank.job.layout, &rank.mesh, stage, chunk)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn gates_divided_by_ep() {
+    let plant: Plant = |rank| {
+        let ep = rank.job.layout.ep as f64;
+        other_model(rank, |moe| moe.scale /= ep)
+    };
+    caught(
+        "weights of experts divided by ep",
+        &moe_job(|l| l.ep = 2),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+#[test]
+fn a_loss_of_balance_divided_by_the_ranks_that_share_it() {
+    let plant: Plant = |rank| {
+        let tp = rank.job.layout.tp as f64;
+        other_model(rank, |moe| moe.aux_loss /= tp)
+    };
+    caught(
+        "gradient of the loss of balance divided by tp",
+        &moe_job(|l| l.ep = 4),
+        plant,
+        &["gradients"],
+    );
+}
+
+#[test]
+fn weights_of_a_choice_that_are_not_normalised() {
+    let plant: Plant = |rank| other_model(rank, |moe| moe.normalize = false);
+    caught(
+        "weights of experts as they are",
+        &moe_job(|l| (l.ep, l.etp) = (2, 2)),
         plant,
         &["gradients", "loss"],
     );

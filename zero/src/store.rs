@@ -212,6 +212,26 @@ impl<B: Backend, E: Scalar> ParamStore<B, E> {
         Ok((range, rest.ok_or(lost(part))?))
     }
 
+    /// Sets what is at rest here of an entry to `values`, in the order in which
+    /// [`ParamStore::read`] gives them.
+    ///
+    /// # Errors
+    /// As [`ParamStore::part`], and where there are more or fewer values than that.
+    pub fn write(&mut self, entry: &Entry, values: &[E]) -> Result<(), Error> {
+        let device = self.device.clone();
+        let (range, rest) = self.rest_mut(entry.part)?;
+        let own = entry.range();
+        let start = own.start.max(range.start);
+        let mine = start..own.end.min(range.end).max(start);
+        if mine.is_empty() {
+            return Ok(());
+        }
+        let values = device.upload(Tag::Scratch, values)?;
+        let here = mine.start - range.start..mine.end - range.start;
+        let to = slice_mut::<B, E>(B::whole_mut(rest), here);
+        Ok(device.copy(B::whole(&values), to)?)
+    }
+
     /// Replaces what is at rest, by buffers of the lengths that the partition says.
     pub(crate) fn replace(&mut self, parts: Vec<B::Buf<E>>) {
         self.parts = parts.into_iter().map(Slot::new).collect();
