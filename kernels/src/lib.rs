@@ -15,10 +15,15 @@ pub mod backend;
 pub mod cpu;
 pub mod cross_entropy;
 pub mod embedding;
+#[cfg(feature = "emulated")]
+#[allow(unsafe_code)]
+pub mod emulated;
 pub mod error;
 pub mod float;
 pub mod gemm;
 mod lanes;
+#[cfg(feature = "emulated")]
+pub mod launch;
 mod math;
 pub mod norm;
 pub mod optimizer;

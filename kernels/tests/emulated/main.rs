@@ -1,0 +1,34 @@
+//! The emulator is tested by planted faults: each must be found under every seed, and each kernel
+//! without its fault must be silent and right under every seed.
+//!
+//! `QUINTET_EMULATED_SEEDS=50` runs that many seeds instead of 3.
+#![cfg(feature = "emulated")]
+#![allow(unsafe_code)]
+
+mod planted;
+mod streams;
+
+use quintet_kernels::emulated::{Emulated, HostModule};
+use quintet_kernels::launch::Arch;
+
+unsafe extern "C" {
+    static quintet_emu_planted: HostModule;
+    static quintet_emu_planted_count: u32;
+}
+
+/// A device that knows the kernels in `kernels/`.
+fn device(seed: u64) -> Emulated {
+    // SAFETY: the build script writes that many modules in a row.
+    let modules = unsafe {
+        std::slice::from_raw_parts(
+            &raw const quintet_emu_planted,
+            quintet_emu_planted_count as usize,
+        )
+    };
+    Emulated::with_modules(Arch(80), seed, modules)
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let asked = std::env::var("QUINTET_EMULATED_SEEDS").ok();
+    0..asked.and_then(|s| s.parse().ok()).unwrap_or(3)
+}
