@@ -51,6 +51,14 @@ __device__ inline float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16
 template <class T> __device__ inline T narrow(Acc<T> x) { return x; }
 template <> __device__ inline bf16 narrow<bf16>(float x) { return bf16{cvt_rn_bf16(x)}; }
 
+// Functions of one name in both widths. root and division are correctly rounded.
+__device__ inline float root(float x) { return sqrtf(x); }
+__device__ inline double root(double x) { return sqrt(x); }
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
 // V neighbours of a T, moved as one access where they fill 16 bytes.
 template <class T, int V> struct Pack {
     T at[V];
@@ -75,6 +83,9 @@ template <class T, int V> __device__ inline void store(T* p, const Pack<T, V>& p
         st_16(p, &pack);
     }
 }
+
+// The element that this thread works on first, when each takes V.
+template <int V> __device__ inline i64 first_element() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * V; }
 
 // The sum over a warp, the same bits in each lane: lanes meet in pairs, then pairs of pairs.
 template <class A> __device__ inline A warp_sum(A x) {

@@ -21,6 +21,8 @@ pub mod emulated;
 pub mod error;
 pub mod float;
 pub mod gemm;
+#[cfg(feature = "emulated")]
+pub mod gpu;
 mod lanes;
 #[cfg(feature = "emulated")]
 pub mod launch;
@@ -40,6 +42,8 @@ pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
+#[cfg(feature = "emulated")]
+pub use gpu::Gpu;
 pub use norm::{Norm, NormSpec};
 pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};
 pub use rope::{Rope, RopeSpec};

@@ -130,10 +130,18 @@ struct Thread {
 #[derive(Debug, Default, Clone)]
 struct Barrier {
     count: usize,
-    /// Thread, whether it waits, its value.
-    arrived: Vec<(usize, bool, i32)>,
+    arrived: Vec<Arrival>,
     released: Vec<Release>,
     call: i32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    thread: usize,
+    /// For the others, or only to let them go on.
+    waits: bool,
+    value: i32,
+    site: Site,
 }
 
 /// An asynchronous copy that was not waited for yet.
@@ -283,11 +291,11 @@ impl<'a> Run<'a> {
                 "barrier {id} was never met: {} of {count} threads arrived",
                 arrived.len()
             );
-            let thread = arrived[0].0;
+            let Arrival { thread, site, .. } = arrived[0];
             self.found = Some(Found {
                 kind: FaultKind::Divergence,
                 thread,
-                site: self.threads[thread].site,
+                site,
                 what,
                 place: None,
                 other: None,

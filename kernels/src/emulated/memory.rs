@@ -106,7 +106,7 @@ impl Memory {
         let (base, span) = (data.as_ptr() as usize, data.len() * 1024);
         // The host may give freed memory again: what was known of it ends here.
         self.regions
-            .retain(|r| !r.freed || r.base + r.bytes <= base || base + span <= r.base);
+            .retain(|r| !r.freed || r.base + r.bytes.max(1) <= base || base + span <= r.base);
         let region = Region {
             data: Some(data),
             ..Region::shared(base, bytes, name)
@@ -155,7 +155,7 @@ impl Memory {
 
     /// Forgets who touched what, everywhere.
     pub(super) fn forget_stamps(&mut self) {
-        self.sets.take();
+        self.sets = Sets::default();
         for region in &mut self.regions {
             region.shadow.forget_stamps();
         }
@@ -163,12 +163,7 @@ impl Memory {
 
     /// Shrinks the sets of readers to what later operations need, where there are many.
     pub(super) fn tidy(&mut self) {
-        if self.sets.len() < 1 << 16 {
-            return;
-        }
-        let old = self.sets.take();
-        for region in &mut self.regions {
-            region.shadow.collapse(&mut self.sets, &old);
-        }
+        let shadows = self.regions.iter_mut().map(|r| &mut r.shadow);
+        self.sets.sweep(shadows, true);
     }
 }

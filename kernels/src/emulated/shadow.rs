@@ -11,7 +11,6 @@
 //! A set of readers forgets whom a later reader is ordered after, and keeps two blocks of one
 //! operation at most: a third adds nothing, since any writer conflicts with one of the two.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::vec::Vec;
 
@@ -150,11 +149,16 @@ impl Shadow {
         }
     }
 
-    /// Replaces each set of readers by what a later operation needs to know of it.
-    pub(super) fn collapse(&mut self, sets: &mut Sets, old: &[Vec<Stamp>]) {
+    /// Moves the sets of readers from `old` to `sets`, without what nobody refers to; where the
+    /// operations in them are over, without what a later one need not know.
+    fn collapse(&mut self, sets: &mut Sets, old: &Sets, over: bool) {
+        let mut last = (NOBODY, NOBODY);
         for cell in &mut self.cells {
             if cell.reader & SET == SET {
-                cell.reader = sets.keep_ops(&old[(cell.reader & !SET) as usize]);
+                if cell.reader != last.0 {
+                    last = (cell.reader, sets.adopt(old, cell.reader, over));
+                }
+                cell.reader = last.1;
             }
         }
     }
@@ -234,29 +238,77 @@ fn next(
     Ok((cell, state))
 }
 
-/// Sets of readers, each kept once.
+/// Sets of readers, as chains: a set is its latest reader and the set before it.
 #[derive(Debug, Default)]
 pub(super) struct Sets {
-    sets: Vec<Vec<Stamp>>,
-    grown: HashMap<(u64, Stamp), u64>,
+    nodes: Vec<Node>,
+    /// Nodes after the last sweep.
+    swept: usize,
 }
 
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    stamp: Stamp,
+    /// The rest: nobody, one reader, or another set.
+    rest: u64,
+    depth: u32,
+    /// The set holds two blocks of the stamp's operation.
+    two_blocks: bool,
+}
+
+/// Nodes that are worth a sweep.
+const MANY: usize = 1 << 20;
+/// A set this deep is looked through for readers that need not be remembered.
+const DEEP: u32 = 512;
+
 impl Sets {
-    pub(super) fn len(&self) -> usize {
-        self.sets.len()
-    }
-
-    /// Empties the sets and gives what was there, for [`Shadow::collapse`].
-    pub(super) fn take(&mut self) -> Vec<Vec<Stamp>> {
-        self.grown.clear();
-        std::mem::take(&mut self.sets)
-    }
-
-    fn members(&self, reader: u64) -> &[Stamp] {
-        match reader & SET {
-            SET => &self.sets[(reader & !SET) as usize],
-            _ => &[],
+    /// Sweeps the shadows' sets where many nodes were added since the last time.
+    pub(super) fn sweep<'a>(&mut self, shadows: impl Iterator<Item = &'a mut Shadow>, over: bool) {
+        if self.nodes.len() < 2 * self.swept + MANY {
+            return;
         }
+        let old = std::mem::take(self);
+        for shadow in shadows {
+            shadow.collapse(self, &old, over);
+        }
+        self.swept = self.nodes.len();
+    }
+
+    fn node(&self, reader: u64) -> Option<Node> {
+        match reader & SET {
+            SET => self.nodes.get((reader & !SET) as usize).copied(),
+            _ => None,
+        }
+    }
+
+    fn members(&self, reader: u64) -> impl Iterator<Item = Stamp> {
+        let mut at = reader;
+        std::iter::from_fn(move || match self.node(at) {
+            Some(node) => {
+                at = node.rest;
+                Some(node.stamp)
+            }
+            None if at == NOBODY => None,
+            None => Some(Stamp(std::mem::replace(&mut at, NOBODY))),
+        })
+    }
+
+    fn push(&mut self, rest: u64, stamp: Stamp) -> u64 {
+        if rest == NOBODY {
+            return stamp.0;
+        }
+        let (before, depth, two_blocks) = match self.node(rest) {
+            Some(node) => (node.stamp, node.depth, node.two_blocks),
+            None => (Stamp(rest), 1, false),
+        };
+        let same_op = before.op() == stamp.op();
+        self.nodes.push(Node {
+            stamp,
+            rest,
+            depth: depth + 1,
+            two_blocks: same_op && (two_blocks || before.block() != stamp.block()),
+        });
+        SET | (self.nodes.len() as u64 - 1)
     }
 
     /// The record of readers after `now` has read too.
@@ -265,44 +317,37 @@ impl Sets {
         if reader == me.0 || reader == NOBODY {
             return me.0;
         }
-        if reader & SET != SET && now.after(Stamp(reader)) {
-            return me.0;
-        }
-        if let Some(&grown) = self.grown.get(&(reader, me)) {
-            return grown;
-        }
-        let mut set: Vec<Stamp> = match reader & SET {
-            SET => self.members(reader).to_vec(),
-            _ => std::vec![Stamp(reader)],
+        let (last, depth) = match self.node(reader) {
+            Some(node) if node.stamp == me => return reader,
+            Some(node) if node.two_blocks && node.stamp.op() == me.op() => return reader,
+            Some(node) => (node.stamp, node.depth),
+            None => (Stamp(reader), 1),
         };
-        set.retain(|&s| !now.after(s));
-        if !saturated(&set, me.op()) {
-            set.push(me);
+        if !now.after(last) && depth % DEEP != 0 {
+            return self.push(reader, me);
         }
-        let grown = self.keep(set);
-        self.grown.insert((reader, me), grown);
-        grown
+        let left = self.keep(reader, |s| !now.after(s));
+        self.push(left, me)
     }
 
-    fn keep(&mut self, set: Vec<Stamp>) -> u64 {
-        match set[..] {
-            [] => NOBODY,
-            [one] => one.0,
-            _ => {
-                self.sets.push(set);
-                SET | (self.sets.len() as u64 - 1)
-            }
-        }
+    /// The members that `want` wants, as a set of their own.
+    fn keep(&mut self, reader: u64, want: impl Fn(Stamp) -> bool) -> u64 {
+        let kept: Vec<Stamp> = self.members(reader).filter(|&s| want(s)).collect();
+        let last_first = kept.into_iter().rev();
+        last_first.fold(NOBODY, |rest, stamp| self.push(rest, stamp))
     }
 
-    fn keep_ops(&mut self, set: &[Stamp]) -> u64 {
+    /// `reader` of `old`, in these sets: all of it while its operation runs, two members for each
+    /// operation after it.
+    fn adopt(&mut self, old: &Sets, reader: u64, over: bool) -> u64 {
         let mut kept: Vec<Stamp> = Vec::new();
-        for &s in set {
-            if !kept.iter().any(|k| k.op() == s.op()) {
+        for s in old.members(reader) {
+            if !over || kept.iter().filter(|k| k.op() == s.op()).count() < 2 {
                 kept.push(s);
             }
         }
-        self.keep(kept)
+        let last_first = kept.into_iter().rev();
+        last_first.fold(NOBODY, |rest, stamp| self.push(rest, stamp))
     }
 
     /// A reader that is not ordered before `now`.
@@ -310,20 +355,8 @@ impl Sets {
         if reader == NOBODY || reader == now.stamp.0 {
             return None;
         }
-        if reader & SET != SET {
-            return (!now.after(Stamp(reader))).then_some(Stamp(reader));
-        }
-        let mut members = self.members(reader).iter().copied();
-        members.find(|&s| !now.after(s))
+        self.members(reader).find(|&s| !now.after(s))
     }
-}
-
-/// Whether two blocks of `op` are in the set.
-fn saturated(set: &[Stamp], op: u32) -> bool {
-    let mut blocks = set.iter().filter(|s| s.op() == op).map(|s| s.block());
-    blocks
-        .next()
-        .is_some_and(|first| blocks.any(|b| b != first))
 }
 
 #[cfg(test)]

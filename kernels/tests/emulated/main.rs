@@ -3,9 +3,24 @@
 //!
 //! `QUINTET_EMULATED_SEEDS=50` runs that many seeds instead of 3.
 #![cfg(feature = "emulated")]
-#![allow(unsafe_code)]
+// The laws that only f64 on a CPU keeps are not stamped here.
+#![allow(unsafe_code, dead_code)]
 
+#[path = "../laws/common.rs"]
+mod common;
+#[path = "../laws/embedding.rs"]
+mod embedding;
+mod instructions;
+mod laws;
+#[path = "../laws/norm.rs"]
+mod norm;
+#[path = "../laws/optimizer.rs"]
+mod optimizer;
 mod planted;
+#[path = "../laws/pointwise.rs"]
+mod pointwise;
+#[path = "../laws/rope.rs"]
+mod rope;
 mod streams;
 
 use quintet_kernels::emulated::{Emulated, HostModule};

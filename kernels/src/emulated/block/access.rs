@@ -81,6 +81,10 @@ impl Run<'_> {
         };
         let arena = self.arena.as_ptr() as usize;
         let shared = (arena..arena + self.arena.len() * size_of::<Line>()).contains(&at);
+        if shared {
+            let shadows = self.shared.iter_mut().map(|(_, r)| &mut r.shadow);
+            self.shared_sets.sweep(shadows, false);
+        }
         let (region, sets) = if shared {
             let found = self.shared.iter_mut().find(|(_, r)| r.contains(at, bytes));
             match found {

@@ -40,14 +40,18 @@ impl Run<'_> {
             return self.fail_at(kind, site, what, None, other);
         }
         let (current, waits) = (self.current, call != ARRIVE);
-        self.threads[current].site = site;
         let rule = match waits {
             true => Meeting::BarSync.rule(),
             false => Meeting::BarArrive.rule(),
         };
         let barrier = &mut self.barriers[index];
         (barrier.count, barrier.call) = (count, call.max(barrier.call));
-        barrier.arrived.push((current, waits, value));
+        barrier.arrived.push(Arrival {
+            thread: current,
+            waits,
+            value,
+            site,
+        });
         if rule.releases {
             match self.clocks.release(current) {
                 Ok(release) => barrier.released.push(release),
@@ -74,7 +78,7 @@ impl Run<'_> {
         site: Site,
     ) -> Option<(FaultKind, String, Option<usize>)> {
         let barrier = &self.barriers[index];
-        let &(first, ..) = barrier.arrived.first()?;
+        let first = barrier.arrived.first()?.thread;
         if barrier.count != count {
             let what = format!(
                 "barrier {index} for {count} threads where others said {}",
@@ -82,25 +86,20 @@ impl Run<'_> {
             );
             return Some((FaultKind::Barrier, what, Some(first)));
         }
-        for &(t, waits, _) in &barrier.arrived {
+        for arrival in &barrier.arrived {
+            let t = arrival.thread;
             if t == self.current {
                 let what = format!("comes to barrier {index} twice before it is met");
                 return Some((FaultKind::Barrier, what, None));
             }
             let same_warp = t / LANES == self.current / LANES;
-            if same_warp && (waits != (call != ARRIVE) || !self.same_place(t, site)) {
+            let same_call = arrival.waits == (call != ARRIVE) && same_place(arrival.site, site);
+            if same_warp && !same_call {
                 let what = format!("barrier {index} is not where its warp waits");
                 return Some((FaultKind::Divergence, what, Some(t)));
             }
         }
         None
-    }
-
-    fn same_place(&self, thread: usize, site: Site) -> bool {
-        match (self.threads[thread].site, site) {
-            (Site::Line(_, a), Site::Line(_, b)) => a == b,
-            (a, b) => a == b,
-        }
     }
 
     /// The last one has come: memory is ordered, who waits goes on.
@@ -111,25 +110,31 @@ impl Run<'_> {
             call,
             ..
         } = std::mem::take(&mut self.barriers[index]);
-        let acquires = arrived.iter().filter(|(_, waits, _)| match waits {
+        let acquires = arrived.iter().filter(|a| match a.waits {
             true => Meeting::BarSync.rule().acquires,
             false => Meeting::BarArrive.rule().acquires,
         });
-        self.clocks.acquire(acquires.map(|a| a.0), &released);
-        let mut values = arrived.iter().map(|a| a.2 != 0);
+        self.clocks.acquire(acquires.map(|a| a.thread), &released);
+        let mut values = arrived.iter().map(|a| a.value != 0);
         let answer = match call {
             COUNT => values.filter(|&v| v).count() as i32,
             AND => values.all(|v| v).into(),
             OR => values.any(|v| v).into(),
             _ => 0,
         };
-        for (t, waits, _) in arrived {
-            if waits {
-                self.threads[t].answer = answer;
-                if t != self.current {
-                    self.wake(t);
-                }
+        for Arrival { thread, .. } in arrived.iter().filter(|a| a.waits).copied() {
+            self.threads[thread].answer = answer;
+            if thread != self.current {
+                self.wake(thread);
             }
         }
+    }
+}
+
+/// Inlining may give one call of the source several addresses and file names, not lines.
+fn same_place(a: Site, b: Site) -> bool {
+    match (a, b) {
+        (Site::Line(_, a), Site::Line(_, b)) => a == b,
+        (a, b) => a == b,
     }
 }
