@@ -109,8 +109,10 @@ impl Memory {
             .retain(|r| !r.freed || r.base + r.bytes.max(1) <= base || base + span <= r.base);
         let region = Region {
             data: Some(data),
-            ..Region::shared(base, bytes, name)
+            shadow: Shadow::try_new(bytes)?,
+            ..Region::shared(base, 0, name)
         };
+        let region = Region { bytes, ..region };
         let at = self.regions.partition_point(|r| r.base < base);
         self.regions.insert(at, region);
         Some(base as u64)

@@ -124,7 +124,7 @@ struct Cell {
 }
 
 /// The shadow of one allocation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shadow {
     cells: Vec<Cell>,
     state: Vec<u8>,
@@ -132,14 +132,21 @@ pub(super) struct Shadow {
 
 impl Shadow {
     pub(super) fn new(bytes: usize) -> Self {
+        Self::try_new(bytes).unwrap_or_default()
+    }
+
+    /// `None` where the host has no memory for it.
+    pub(super) fn try_new(bytes: usize) -> Option<Self> {
+        let mut shadow = Self::default();
+        shadow.cells.try_reserve_exact(bytes).ok()?;
+        shadow.state.try_reserve_exact(bytes).ok()?;
         let cell = Cell {
             writer: Stamp(NOBODY),
             reader: NOBODY,
         };
-        Self {
-            cells: std::vec![cell; bytes],
-            state: std::vec![0; bytes],
-        }
+        shadow.cells.resize(bytes, cell);
+        shadow.state.resize(bytes, 0);
+        Some(shadow)
     }
 
     /// Forgets who touched what, not what is written.

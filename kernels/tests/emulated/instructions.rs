@@ -112,7 +112,9 @@ fn lanes_exchange() {
         let x: Vec<u32> = (0..32).map(|_| draw.below(1000) as u32).collect();
         let got = run::<u32>(&device, ("lanes", 32, 0), &[up(&device, &x)], 16 * 32, &[]);
         let all = |f: fn(u32, u32) -> u32| x.iter().copied().reduce(f).unwrap();
-        let ballot = (0..32).map(|l| u32::from(x[l] % 3 == 0) << l).sum::<u32>();
+        let ballot = (0..32)
+            .map(|l| u32::from(x[l].is_multiple_of(3)) << l)
+            .sum::<u32>();
         let same = u32::from(x.iter().all(|&v| v == x[7]));
         for l in 0..32 {
             let up = if l >= 2 { l - 2 } else { l };

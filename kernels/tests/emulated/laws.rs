@@ -11,7 +11,7 @@ use quintet_kernels::{Backend, Error, Float, Gpu, Optimizer};
 use crate::common::*;
 use crate::{embedding, norm, optimizer, pointwise, rope, seeds};
 
-fn gpu(seed: u64) -> Gpu<Emulated> {
+pub fn gpu(seed: u64) -> Gpu<Emulated> {
     Gpu::new(Emulated::new(Arch(80), seed)).unwrap()
 }
 

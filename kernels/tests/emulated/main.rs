@@ -6,10 +6,14 @@
 // The laws that only f64 on a CPU keeps are not stamped here.
 #![allow(unsafe_code, dead_code)]
 
+#[path = "../matrix_laws/backend.rs"]
+mod backend;
 #[path = "../laws/common.rs"]
 mod common;
 #[path = "../laws/embedding.rs"]
 mod embedding;
+#[path = "../matrix_laws/gemm.rs"]
+mod gemm;
 mod instructions;
 mod laws;
 #[path = "../laws/norm.rs"]
@@ -19,9 +23,12 @@ mod optimizer;
 mod planted;
 #[path = "../laws/pointwise.rs"]
 mod pointwise;
+mod products;
 #[path = "../laws/rope.rs"]
 mod rope;
 mod streams;
+#[path = "../matrix_laws/support.rs"]
+mod support;
 
 use quintet_kernels::emulated::{Emulated, HostModule};
 use quintet_kernels::launch::Arch;
