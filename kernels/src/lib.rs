@@ -2,7 +2,8 @@
 //! embedding, cross-entropy and optimizer steps.
 //!
 //! Each op is one module: its spec, its trait, and the algebra in the module's head; below it
-//! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices).
+//! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices). Under feature
+//! `emulated` the module `gpu` has them as CUDA kernels, run and checked on the host.
 #![no_std]
 
 extern crate alloc;

@@ -134,38 +134,58 @@ pub(super) fn vote(instr: Instr, mask: u32, values: &[In; LANES]) -> u32 {
 /// sum is taken in f64 and rounded to f32 once (tensor cores may differ by about an ulp, not where
 /// all sums are whole numbers below 2^24).
 pub(super) fn mma(instr: Instr, lanes: &[In; LANES]) -> [Out; LANES] {
-    let k = if instr == MmaTf32 { 8 } else { 16 };
     let (mut a_mk, mut b_kn) = ([[0.0; 16]; 16], [[0.0; 8]; 16]);
+    let (k, a_len, b_len) = match instr {
+        MmaTf32 => (8, 4, 2),
+        _ => (16, 8, 4),
+    };
+    let value = |regs: &[u32], i: usize| match instr {
+        MmaTf32 => tf32(regs[i]),
+        _ => half(instr, regs[i / 2], i % 2),
+    };
     for (lane, regs) in lanes.iter().enumerate() {
-        let (g, t) = (lane / 4, lane % 4);
-        if instr == MmaTf32 {
-            for i in 0..4 {
-                a_mk[g + 8 * (i % 2)][t + 4 * (i / 2)] = tf32(regs[i]);
-            }
-            for i in 0..2 {
-                b_kn[t + 4 * i][g] = tf32(regs[4 + i]);
-            }
-            continue;
+        for i in 0..a_len {
+            let (row, p) = a_element(instr, lane, i);
+            a_mk[row][p] = value(regs, i);
         }
-        for i in 0..8 {
-            let row = g + 8 * (i / 2 % 2);
-            a_mk[row][2 * t + i % 2 + 8 * (i / 4)] = half(instr, regs[i / 2], i % 2);
-        }
-        for i in 0..4 {
-            b_kn[2 * t + i % 2 + 8 * (i / 2)][g] = half(instr, regs[4 + i / 2], i % 2);
+        for i in 0..b_len {
+            let (p, col) = b_element(instr, lane, i);
+            b_kn[p][col] = value(&regs[4..], i);
         }
     }
     let mut d = [[0; 4]; LANES];
     for (lane, regs) in lanes.iter().enumerate() {
-        let (g, t) = (lane / 4, lane % 4);
         for i in 0..4 {
-            let (row, col) = (g + 8 * (i / 2), 2 * t + i % 2);
+            let (row, col) = c_element(lane, i);
             let c = f64::from(f32::from_bits(regs[6 + i]));
             let sum = (0..k).fold(c, |sum, p| sum + a_mk[row][p] * b_kn[p][col]);
             d[lane][i] = (sum as f32).to_bits();
         }
     }
     d
+}
+
+/// (row, k) of element `i` of A that `lane` holds.
+fn a_element(instr: Instr, lane: usize, i: usize) -> (usize, usize) {
+    let (g, t) = (lane / 4, lane % 4);
+    match instr {
+        MmaTf32 => (g + 8 * (i % 2), t + 4 * (i / 2)),
+        _ => (g + 8 * (i / 2 % 2), 2 * t + i % 2 + 8 * (i / 4)),
+    }
+}
+
+/// (k, column) of element `i` of B that `lane` holds.
+fn b_element(instr: Instr, lane: usize, i: usize) -> (usize, usize) {
+    let (g, t) = (lane / 4, lane % 4);
+    match instr {
+        MmaTf32 => (t + 4 * i, g),
+        _ => (2 * t + i % 2 + 8 * (i / 2), g),
+    }
+}
+
+/// (row, column) of element `i` of C and D that `lane` holds.
+fn c_element(lane: usize, i: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2)
 }
 
 fn tf32(bits: u32) -> f64 {
@@ -195,6 +215,9 @@ pub(super) fn matrix_element(
 
 #[cfg(test)]
 mod tests {
+    use std::format;
+    use std::string::String;
+
     use super::*;
 
     #[test]
@@ -208,6 +231,39 @@ mod tests {
         assert_eq!(shuffle_source(ShflXor, 3, 16, 32), 19);
         assert_eq!(shuffle_source(ShflXor, 3, 8, 8), 3);
         assert_eq!(shuffle_source(ShflXor, 11, 8, 8), 3);
+    }
+
+    /// The maps as text: `.ci/lane_maps.py` compares it with a source that is not ours. Rewritten by
+    /// running this test with QUINTET_WRITE_GOLDEN=1.
+    #[test]
+    fn fragments_are_the_golden_ones() {
+        let mut text = String::new();
+        let mut map = |name: &str, len: usize, of: &dyn Fn(usize, usize) -> (usize, usize)| {
+            for lane in 0..LANES {
+                let pairs = (0..len)
+                    .map(|i| of(lane, i))
+                    .map(|(x, y)| format!(" {x},{y}"));
+                text += &format!("{name} {lane}:{}\n", pairs.collect::<String>());
+            }
+        };
+        map("m16n8k16.a", 8, &|l, i| a_element(MmaBf16, l, i));
+        map("m16n8k16.b", 4, &|l, i| b_element(MmaBf16, l, i));
+        map("m16n8k16.c", 4, &c_element);
+        map("m16n8k8.tf32.a", 4, &|l, i| a_element(MmaTf32, l, i));
+        map("m16n8k8.tf32.b", 2, &|l, i| b_element(MmaTf32, l, i));
+        let matrix = |trans| {
+            move |l, h| {
+                let (_, row, col) = matrix_element(trans, l, 0, h);
+                (row, col)
+            }
+        };
+        map("ldmatrix", 2, &matrix(false));
+        map("ldmatrix.trans", 2, &matrix(true));
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/emulated/fragments.txt");
+        if std::env::var_os("QUINTET_WRITE_GOLDEN").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), text);
     }
 
     /// A times the identity is A, each element in the lane and register the tables above name.
