@@ -29,7 +29,7 @@ impl<L: Launch> Gpu<L> {
         if let Some(table) = tables.iter().find(same) {
             return Ok(table.ptr);
         }
-        let of = |i| libm::pow(theta, -2.0 * i as f64 / (2 * half) as f64);
+        let of = |i| libm::pow(theta, -(i as f64) / half as f64);
         let host: Vec<f64> = (0..half).map(of).collect();
         let bytes: &[u8] = bytemuck::cast_slice(&host);
         let ptr = self.0.launcher.alloc("frequencies", bytes.len())?;
@@ -47,14 +47,17 @@ impl<L: Launch> Rope for Gpu<L> {
         x_thd: GpuMut<'_, E>,
     ) -> Result<(), Error> {
         let op = "rope";
-        if !spec.head_dim.is_multiple_of(2) {
-            let why = "head_dim must be even: element i turns with element i + head_dim / 2";
+        if !spec.rotary.is_multiple_of(2) || spec.rotary > spec.head_dim {
+            let why = "rotary must be even and at most head_dim: element i turns with element i + rotary / 2";
             return Err(Error::Spec { op, why });
         }
         let token = spec.heads.saturating_mul(spec.head_dim);
         need(op, "pos", spec.rows, pos_t.len)?;
         need(op, "x", spec.rows.saturating_mul(token), x_thd.len)?;
-        let half = spec.head_dim / 2;
+        let half = spec.rotary / 2;
+        if half == 0 {
+            return Ok(());
+        }
         let function = format!("rope_{}", suffix::<E>(op)?);
         let args = [
             Arg::Ptr(x_thd.ptr),
@@ -62,6 +65,7 @@ impl<L: Launch> Rope for Gpu<L> {
             Arg::Ptr(self.frequencies(half, spec.theta)?),
             len(spec.rows),
             len(spec.heads),
+            len(spec.head_dim),
             len(half),
             Arg::I32(if spec.inverse { -1 } else { 1 }),
         ];
