@@ -13,6 +13,7 @@
 //! An op returns when its launch is queued. What fails later is told by the next call, at the
 //! latest by [`Backend::download`].
 
+mod cross_entropy;
 mod embedding;
 mod gemm;
 mod norm;

@@ -9,7 +9,7 @@ use quintet_kernels::optimizer::naive;
 use quintet_kernels::{Backend, Error, Float, Gpu, Optimizer};
 
 use crate::common::*;
-use crate::{embedding, norm, optimizer, pointwise, rope, seeds};
+use crate::{cross_entropy, embedding, norm, optimizer, pointwise, rope, seeds};
 
 pub fn gpu(seed: u64) -> Gpu<Emulated> {
     Gpu::new(Emulated::new(Arch(80), seed)).unwrap()
@@ -41,6 +41,8 @@ macro_rules! laws {
             embedding: embedding::looks_up,
             embedding_backward: embedding::scatters_in_order,
             embedding_shards: embedding::shards_sum_to_the_whole,
+            cross_entropy: cross_entropy::loss_and_gradient,
+            cross_entropy_extremes: cross_entropy::extremes,
             adamw: optimizer::adamw,
             adamw_cut: optimizer::adamw_cut_anywhere,
             sgd: optimizer::sgd,

@@ -10,6 +10,8 @@
 mod backend;
 #[path = "../laws/common.rs"]
 mod common;
+#[path = "../laws/cross_entropy.rs"]
+mod cross_entropy;
 #[path = "../laws/embedding.rs"]
 mod embedding;
 #[path = "../matrix_laws/gemm.rs"]
