@@ -44,7 +44,7 @@ __device__ void logit_sums(const T* x, const int* label, const Acc<T>* max, Acc<
     sum = block_sum(sum);
     if (threadIdx.x != 0) return;
     stats[t] = sum;
-    bool here = label[t] >= 0 && mine >= 0 && mine < entries;
+    bool here = mine >= 0 && mine < entries;
     stats[gridDim.x + t] = here ? widen(x[row + mine]) - m : 0;
 }
 
@@ -61,7 +61,7 @@ __device__ void logit_backward(const T* x, const int* label, const Acc<T>* max, 
     i64 t = blockIdx.x, row = t * entries;
     Acc<T> w = weight[t], m = max[t], scale = w / stats[t];
     for (i64 v = threadIdx.x; v < entries; v += blockDim.x) {
-        bool hit = label[t] >= 0 && label[t] - first == v;
+        bool hit = label[t] - first == v;
         Acc<T> p = exponential(widen(x[row + v]) - m) * scale;
         dx[row + v] = narrow<T>(w == 0 ? 0 : hit ? p - w : p);
     }

@@ -12,10 +12,10 @@
 //
 // No row is touched by two blocks and each sum runs in token order: deterministic without atomics.
 
-// The shard's row of a token, or -1.
+// The shard's row of a token, below 0 where it is not there.
 __device__ inline i64 shard_row(int id, i64 first, i64 rows) {
     i64 row = (i64)id - first;
-    return id >= 0 && row >= 0 && row < rows ? row : -1;
+    return row < rows ? row : -1;
 }
 
 template <class T, int V>
