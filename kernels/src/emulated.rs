@@ -15,7 +15,8 @@
 //! has returned counts as missing at barriers and in masks, and `__syncwarp` is the only warp
 //! instruction that orders memory ([`order::RULES`]). It knows nothing of speed, caches, or the
 //! rounding inside tensor cores, and blocks run one after another, so flags passed between blocks
-//! of one launch are not modelled (they are reported as races).
+//! of one launch are not modelled (they are reported as races). A thread's own variables are its
+//! stack and are not checked; a stack that runs over its 64 KiB ends the process.
 
 mod block;
 mod calls;

@@ -186,12 +186,18 @@ impl Run<'_> {
             );
             return Err(self.fail(FaultKind::OutOfBounds, site, what));
         }
+        let end = (self.shared_end + key.3 as usize + bytes).next_multiple_of(GAP) + GAP;
+        if end > self.arena.len() * size_of::<Line>() - 1024 {
+            let what = format!("{name} is one shared array more than the emulator has room for");
+            return Err(self.fail(FaultKind::Emulator, site, what));
+        }
         Ok(self.add_shared(key, name, bytes))
     }
 
     pub(super) fn add_shared(&mut self, key: SharedKey, name: &'static str, bytes: usize) -> usize {
-        let base = self.arena.as_ptr() as usize + self.shared_end;
-        self.shared_end = (self.shared_end + bytes).next_multiple_of(GAP) + GAP;
+        let start = self.shared_end.next_multiple_of((key.3 as usize).max(1));
+        let base = self.arena.as_ptr() as usize + start;
+        self.shared_end = (start + bytes).next_multiple_of(GAP) + GAP;
         self.shared.push((key, Region::shared(base, bytes, name)));
         base
     }
