@@ -29,6 +29,7 @@ const PLANTED: &[(&str, FaultKind)] = &[
     ("takes_arrive_for_sync", Race),
     ("lacks_a_wait", OnItsWay),
     ("lacks_a_commit", OnItsWay),
+    ("leaves_the_commit_to_others", OnItsWay),
     ("waits_for_too_few_groups", OnItsWay),
     ("takes_a_wait_for_a_barrier", Race),
     ("refills_too_early", Race),

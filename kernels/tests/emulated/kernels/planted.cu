@@ -235,6 +235,18 @@ KERNEL(128, lacks_a_commit)(const float* x, float* y, int bad) {
     y[here()] = s[127 - t];
 }
 
+// A commit is of the thread's own copies.
+KERNEL(128, leaves_the_commit_to_others)(const float* x, float* y, int bad) {
+    SHARED(float, s, 128);
+    u32 t = threadIdx.x;
+    cp_async_4(&s[t], &x[here()], 4);
+    if (!bad || t != 40) cp_async_commit();
+    __syncthreads();
+    cp_async_wait<0>();
+    __syncthreads();
+    y[here()] = s[127 - t];
+}
+
 // Two groups are started; the first is used while the second may be on its way.
 KERNEL(128, waits_for_too_few_groups)(const float* x, float* y, int bad) {
     SHARED(float, s, 256);
