@@ -17,6 +17,7 @@ const PLANTED: &[(&str, FaultKind)] = &[
     ("loads_wide_misaligned", Misaligned),
     ("lacks_a_barrier", Race),
     ("writes_over_readers", Race),
+    ("overwrites_what_others_read", Race),
     ("lacks_a_syncwarp", Race),
     ("syncwarps_for_two_warps", Race),
     ("orders_by_shuffle", Race),

@@ -63,6 +63,23 @@ KERNEL(128, writes_over_readers)(const float* x, float* y, int bad) {
     y[here()] = s[t];
 }
 
+// All read the place long before it is written again; nothing but time stands between.
+KERNEL(128, overwrites_what_others_read)(const float* x, float* y, int bad) {
+    SHARED(float, s, 128);
+    SHARED(float, place, 1);
+    u32 t = threadIdx.x;
+    s[t] = x[here()];
+    if (t == 0) place[0] = 0;
+    __syncthreads();
+    float zero = place[0], own = 0;
+    if (!bad) __syncthreads();
+    if (t == 0) {
+        for (u32 i = 0; i < 400; i++) own += s[i % 128];
+        place[0] = own;
+    }
+    y[here()] = s[t] + zero;
+}
+
 KERNEL(128, lacks_a_syncwarp)(const float* x, float* y, int bad) {
     SHARED(float, s, 128);
     u32 t = threadIdx.x;
