@@ -219,7 +219,6 @@ mod tests {
     fn a_missing_model_file_is_data_and_a_wrong_name_is_usage() {
         let exit = |name| Failure::from(crate::model_config::Model::named(name).unwrap_err()).exit;
         assert_eq!(exit("tinny"), Exit::Usage);
-        assert_eq!(exit("tiny-moe"), Exit::Usage);
         assert_eq!(exit("no/such/config.json"), Exit::Data);
     }
 
