@@ -8,10 +8,12 @@ use std::ops::Range;
 use quintet_collectives::{
     Communicator, Error as WireError, Pending as Started, ReduceOp, Transport,
 };
+use quintet_kernels::moe::{Combine, Routed};
 use quintet_kernels::{
     AdamWSpec, Attention, AttentionSpec, Backend, Collectives, Cpu, CpuBuf, CpuEvent, CrossEntropy,
-    CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec, Meter, Norm,
-    NormSpec, Optimizer, Pending, Pointwise, Queue, Rope, RopeSpec, SgdSpec, Tag, Trans, Wire,
+    CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec, GroupedGemm,
+    Meter, Norm, NormSpec, Optimizer, Pending, Permute, Pointwise, Queue, Real, Rope, RopeSpec,
+    Router, RouterSpec, SgdSpec, Tag, Trans, Wire,
 };
 
 use crate::profile::{line, line_of};
@@ -285,6 +287,82 @@ impl Pointwise for Timed {
 
     fn cast<I: Float, O: Float>(&self, x: &[I], y: &mut [O]) -> Done {
         line("cast", || self.0.cast(x, y))
+    }
+}
+
+/// Its products are written down one by one, as gemms.
+impl GroupedGemm for Timed {}
+
+impl Router for Timed {
+    fn route<A: Real>(
+        &self,
+        spec: &RouterSpec,
+        logits: &[A],
+        bias: Option<&[A]>,
+        out: Routed<'_, Self, A>,
+    ) -> Done {
+        let out = Routed {
+            choice_tk: out.choice_tk,
+            weight_tk: out.weight_tk,
+            sums_e: out.sums_e,
+        };
+        line("router: forward", || self.0.route(spec, logits, bias, out))
+    }
+
+    fn route_backward<A: Real>(
+        &self,
+        spec: &RouterSpec,
+        logits: &[A],
+        choice: &[i32],
+        dweight_and_dsums: (&[A], &[A]),
+        dlogits: &mut [A],
+    ) -> Done {
+        line("router: backward", || {
+            self.0
+                .route_backward(spec, logits, choice, dweight_and_dsums, dlogits)
+        })
+    }
+}
+
+impl Permute for Timed {
+    fn gather_rows<E: Float>(&self, width: usize, index: &[i32], x: &[E], y: &mut [E]) -> Done {
+        line("rows: gather", || self.0.gather_rows(width, index, x, y))
+    }
+
+    fn combine<E: Float>(
+        &self,
+        by: Combine<'_, Self>,
+        weight: Option<&[E::Acc]>,
+        x: &[E],
+        y: &mut [E],
+    ) -> Done {
+        line("rows: combine", || {
+            self.0.combine(untimed(by), weight, x, y)
+        })
+    }
+
+    fn combine_backward<E: Float>(
+        &self,
+        by: Combine<'_, Self>,
+        weight_and_x: (&[E::Acc], &[E]),
+        dy: &[E],
+        dx: &mut [E],
+        dweight: &mut [E::Acc],
+    ) -> Done {
+        line("rows: combine backward", || {
+            self.0
+                .combine_backward(untimed(by), weight_and_x, dy, dx, dweight)
+        })
+    }
+}
+
+fn untimed(by: Combine<'_, Timed>) -> Combine<'_, Cpu> {
+    Combine {
+        tokens: by.tokens,
+        topk: by.topk,
+        width: by.width,
+        rows_tk: by.rows_tk,
+        pairs_r: by.pairs_r,
     }
 }
 

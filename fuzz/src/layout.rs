@@ -2,6 +2,7 @@
 
 use quintet_parallel_layers::Architecture;
 use quintet_parallel_layers::pipeline::{Schedule, ScheduleKind, laws};
+use quintet_planner::config::MoeConfig;
 use quintet_planner::{Batch, Layout, ModelConfig, validate};
 
 use crate::bytes::Bytes;
@@ -22,6 +23,10 @@ pub fn layout(data: &[u8]) {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: bytes.below(2) == 0,
+        moe: (bytes.below(2) == 1).then(|| MoeConfig {
+            first_dense: bytes.below(9),
+            ..MoeConfig::new(bytes.below(9), bytes.below(4), bytes.below(5))
+        }),
         architecture: Architecture::LLAMA,
     };
     let pp = bytes.below(5);
@@ -38,6 +43,12 @@ pub fn layout(data: &[u8]) {
         stage_layers: explicit.then(|| (0..places).map(|_| bytes.below(4)).collect()),
         zero_stage: bytes.byte() % 4,
         sequence_parallel: bytes.below(2) == 1,
+        hybrid_shard_size: match bytes.below(4) {
+            0 => Some(bytes.below(6)),
+            _ => None,
+        },
+        ep: bytes.below(5),
+        etp: bytes.below(4),
         ..Layout::single()
     };
     let batch = Batch {

@@ -34,6 +34,47 @@ pub enum Error {
         /// The allocation's tag.
         tag: &'static str,
     },
+    /// A launch that no driver would take.
+    #[cfg(feature = "emulated")]
+    #[error("{kernel}: {got} {limit} where {least} to {most} are allowed")]
+    Limit {
+        /// The kernel.
+        kernel: alloc::string::String,
+        /// What is exceeded.
+        limit: crate::launch::Limit,
+        /// The least allowed.
+        least: u64,
+        /// The most allowed.
+        most: u64,
+        /// What the call says.
+        got: u64,
+    },
+    /// A launch's arguments are not the kernel's.
+    #[cfg(feature = "emulated")]
+    #[error("{kernel}: {got} {what} where the kernel takes {expected}")]
+    Arguments {
+        /// The kernel.
+        kernel: alloc::string::String,
+        /// What differs.
+        what: &'static str,
+        /// What the kernel takes.
+        expected: usize,
+        /// What the call gives.
+        got: usize,
+    },
+    /// There is no such kernel.
+    #[cfg(feature = "emulated")]
+    #[error("module {module} has no kernel {function}")]
+    NoKernel {
+        /// The module asked.
+        module: alloc::string::String,
+        /// The function sought.
+        function: alloc::string::String,
+    },
+    /// A kernel or copy did what it must not; the device takes no more work.
+    #[cfg(feature = "emulated")]
+    #[error("{0}")]
+    Fault(alloc::boxed::Box<crate::emulated::Fault>),
     /// A collective failed.
     #[cfg(feature = "wire")]
     #[error(transparent)]

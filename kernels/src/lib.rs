@@ -1,8 +1,9 @@
 //! Training kernels with their backward passes: gemm, flash attention, norms, RoPE, SwiGLU,
-//! embedding, cross-entropy and optimizer steps.
+//! embedding, cross-entropy, experts and optimizer steps.
 //!
 //! Each op is one module: its spec, its trait, and the algebra in the module's head; below it
-//! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices).
+//! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices). Under feature
+//! `emulated` the module `gpu` has them as CUDA kernels, run and checked on the host.
 #![no_std]
 
 extern crate alloc;
@@ -15,11 +16,19 @@ pub mod backend;
 pub mod cpu;
 pub mod cross_entropy;
 pub mod embedding;
+#[cfg(feature = "emulated")]
+#[allow(unsafe_code)]
+pub mod emulated;
 pub mod error;
 pub mod float;
 pub mod gemm;
+#[cfg(feature = "emulated")]
+pub mod gpu;
 mod lanes;
+#[cfg(feature = "emulated")]
+pub mod launch;
 mod math;
+pub mod moe;
 pub mod norm;
 pub mod optimizer;
 pub mod rope;
@@ -35,6 +44,9 @@ pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
+pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};
+#[cfg(feature = "emulated")]
+pub use gpu::Gpu;
 pub use norm::{Norm, NormSpec};
 pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};
 pub use rope::{Rope, RopeSpec};

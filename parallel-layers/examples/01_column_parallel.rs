@@ -6,7 +6,7 @@
 //! ```
 
 use quintet_collectives::transport::local::World;
-use quintet_collectives::{Degrees, DeviceMesh, Error as WireError};
+use quintet_collectives::{Degrees, DeviceMesh, Error as WireError, ProcessGroup};
 use quintet_kernels::{Backend, Cpu, Tag};
 use quintet_parallel_layers::init::{init_value, local};
 use quintet_parallel_layers::region::{Region, apply};
@@ -48,9 +48,14 @@ fn on(tp: usize) -> Result<Vec<Done>, Box<dyn std::error::Error>> {
     let layer = ColumnParallelLinear::new(&mesh, "up_proj", OUT, IN);
     let ranks = World::run(tp, |comm| {
         let device = Cpu::new(1);
+        // No experts here: in those groups each rank is alone.
+        let alone = comm.subgroup(&ProcessGroup::new(vec![comm.rank()], comm.rank())?, "alone")?;
         let ctx = Ctx {
             device: &device,
             tp: &comm,
+            replica: &comm,
+            ep: &alone,
+            etp: &alone,
         };
         Ok::<_, WireError>(step(&layer, &mesh, &ctx))
     })?;

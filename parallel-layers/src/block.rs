@@ -13,14 +13,18 @@
 //! a region is taken up by the norm before it.
 
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_collectives::{DeviceMesh, ParamSpec};
-use quintet_kernels::{Attention, Collectives, Gemm, Norm, Pointwise, Rope, Scalar};
+use quintet_kernels::{
+    Attention, Collectives, Gemm, GroupedGemm, Norm, Permute, Pointwise, Rope, Router, Scalar,
+};
 
 use crate::architecture::Architecture;
 use crate::attention::{AttentionForward, AttentionWeight, SelfAttention};
-use crate::mlp::{Mlp, MlpForward, MlpWeight};
+use crate::ffn::{Ffn, FfnForward, FfnWeight};
+use crate::moe::{MoeSpec, Routing};
 use crate::norm::{Normed, RowNorm, RowStats};
 use crate::region::Region;
 use crate::saved::{Saved, runs, runs_mut};
@@ -49,6 +53,8 @@ pub struct BlockSpec {
     pub layers: usize,
     /// Values between layers are Shard(token) over tp instead of Invariant.
     pub sequence_parallel: bool,
+    /// A mixture of experts in place of the MLP.
+    pub moe: Option<MoeSpec>,
     /// Norm, MLP, positions, biases.
     pub architecture: Architecture,
 }
@@ -69,6 +75,7 @@ pub struct BlockSpec {
 ///     eps: 1e-5,
 ///     layers: 4,
 ///     sequence_parallel: false,
+///     moe: None,
 ///     architecture: Architecture::LLAMA,
 /// })?;
 /// let k = &block.params()[2];
@@ -80,10 +87,11 @@ pub struct BlockSpec {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Block {
+    index: usize,
     norm1: RowNorm,
     attention: SelfAttention,
     norm2: RowNorm,
-    mlp: Mlp,
+    mlp: Ffn,
     region: Region,
     /// Parameters of each of the four.
     counts: [usize; 4],
@@ -97,7 +105,7 @@ pub struct BlockForward<Buf, Stat> {
     attention: AttentionForward<Buf, Stat>,
     h: Buf,
     stats2: RowStats<Stat>,
-    mlp: MlpForward<Buf>,
+    mlp: FfnForward<Buf, Stat>,
 }
 
 /// What the weights' gradients need.
@@ -111,15 +119,23 @@ pub struct BlockWeight<Buf, Stat> {
     h: Buf,
     stats2: RowStats<Stat>,
     dn2: Buf,
-    mlp: MlpWeight<Buf>,
+    mlp: FfnWeight<Buf, Stat>,
     dy: Buf,
+}
+
+impl<Buf, Stat> BlockForward<Buf, Stat> {
+    /// Where the mixture of experts sent tokens; none of a dense block.
+    #[must_use]
+    pub fn routing(&self) -> Option<&Routing> {
+        self.mlp.routing()
+    }
 }
 
 impl Block {
     /// Block `index` of the model: parameters begin with `model.layers.{index}`.
     ///
     /// # Errors
-    /// [`Error::Layout`] where the heads cannot be cut over tp.
+    /// [`Error::Layout`] where the heads cannot be cut over tp, or the experts over ep.
     pub fn new(mesh: &DeviceMesh, index: usize, spec: &BlockSpec) -> Result<Self, Error> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let region = Region::new(spec.sequence_parallel)?;
@@ -129,15 +145,31 @@ impl Block {
                 .on_tp(region.outside_param())
         };
         let mut block = Self {
+            index,
             norm1: norm("input_layernorm"),
             attention: SelfAttention::new(mesh, &name("self_attn"), spec)?,
             norm2: norm("post_attention_layernorm"),
-            mlp: Mlp::new(mesh, &name("mlp"), spec)?,
+            mlp: Ffn::new(mesh, &name("mlp"), spec)?,
             region,
             counts: [0; 4],
         };
         block.counts = block.parts().map(|part| part.len());
         Ok(block)
+    }
+
+    /// Its place in the model.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The name of the bias on its router's choice, if it has one.
+    #[must_use]
+    pub fn selection_bias(&self) -> Option<String> {
+        match &self.mlp {
+            Ffn::Dense(_) => None,
+            Ffn::Moe(moe) => moe.selection_bias(),
+        }
     }
 
     /// The parameters, in the order of forward: norm, attention, norm, MLP.
@@ -154,7 +186,7 @@ impl Block {
 
 impl<B, C, E> Layer<B, C, E> for Block
 where
-    B: Gemm + Norm + Rope + Attention + Pointwise,
+    B: Gemm + Norm + Rope + Attention + Pointwise + GroupedGemm + Router + Permute,
     C: Collectives<B>,
     E: Scalar,
 {

@@ -5,12 +5,12 @@
 //! element i = mean + std * Stream::new(seed, name).normal(i)
 //!
 //!               from the ledger            all at random (for comparisons)
-//! Normal{std}   0, std                     matrix [_, in]: 0, 1 / sqrt(in)
+//! Normal{std}   0, std                     matrix [.., in]: 0, 1 / sqrt(in)
 //! Ones          1, 0                       vector:         1, 0.1
 //! Zeros         0, 0                       vector:         0, 0.1
 //! ```
 //!
-//! The table of an embedding is a matrix like any other: its columns are the inputs of the head
+//! One matrix an expert is stacked as `[experts, out, in]`. The table of an embedding is a matrix like any other: its columns are the inputs of the head
 //! it may be tied to.
 
 use alloc::vec::Vec;
@@ -39,7 +39,7 @@ pub fn init_value(spec: &ParamSpec, seed: u64, index: usize) -> f64 {
 #[must_use]
 pub fn init_random(spec: &ParamSpec, seed: u64, index: usize) -> f64 {
     let (mean, std) = match (spec.shape.as_slice(), spec.init) {
-        ([_, inputs], _) => (0.0, 1.0 / libm::sqrt(*inputs as f64)),
+        ([_, .., inputs], _) => (0.0, 1.0 / libm::sqrt(*inputs as f64)),
         (_, Init::Ones) => (1.0, 0.1),
         _ => (0.0, 0.1),
     };
@@ -107,6 +107,11 @@ mod tests {
         assert_eq!(
             init_random(&matrix, 3, 7),
             0.5 * Stream::new(3, "m").normal(7)
+        );
+        let stacked = dense(&one, "s", &[2, 3, 16], &[], Init::Normal { std: 1.0 });
+        assert_eq!(
+            init_random(&stacked, 3, 40),
+            0.25 * Stream::new(3, "s").normal(40)
         );
     }
 }

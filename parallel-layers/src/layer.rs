@@ -27,6 +27,12 @@ pub struct Ctx<'a, B, C> {
     pub device: &'a B,
     /// The tensor parallel group.
     pub tp: &'a C,
+    /// The ranks that share a microbatch, each with tokens of its own: cp x tp.
+    pub replica: &'a C,
+    /// The ranks that share the experts.
+    pub ep: &'a C,
+    /// The ranks that share each expert.
+    pub etp: &'a C,
 }
 
 /// One microbatch on this rank: `sequences` of `positions` tokens each, flattened.
@@ -45,6 +51,9 @@ pub struct MicroBatch<B: Backend, E: Scalar> {
     /// valid tokens of the whole global batch, so that losses and gradients are summed, never
     /// averaged, over ranks and microbatches.
     pub weight_t: B::Buf<E::Acc>,
+    /// Share of this microbatch in the step, 1 / microbatches: the weight of what is a mean over
+    /// microbatches and not over valid tokens.
+    pub share: f64,
 }
 
 impl<B: Backend, E: Scalar> MicroBatch<B, E> {

@@ -82,6 +82,7 @@ fn of_the_block_of(architecture: Architecture) {
         eps: 1e-3,
         layers: 2,
         sequence_parallel: false,
+        moe: None,
         architecture,
     };
     let layer = block(&tp_mesh(1), TOKENS, &spec);

@@ -22,6 +22,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
         eps: 1e-5,
         layers: 2,
         sequence_parallel: true,
+        moe: None,
         architecture: Architecture::LLAMA,
     };
     let mesh = tp_mesh(2);
@@ -39,6 +40,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
             pos_t: ints(vec![0, 1, 2, 0, 1, 2]),
             labels_t: ints(vec![0; TOKENS]),
             weight_t: dev.upload(Tag::Scratch, &[acc(1.0); TOKENS]).unwrap(),
+            share: 1.0,
         };
         let specs = block.params();
         let rank = ctx.tp.rank();

@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use quintet_parallel_layers::moe::{MoeSpec, Score};
 use quintet_parallel_layers::pipeline::{Route, ScheduleKind};
 use quintet_parallel_layers::{Architecture, Positions};
 
@@ -30,8 +31,95 @@ pub struct ModelConfig {
     pub norm_eps: f64,
     /// Embedding and head share one table.
     pub tied: bool,
+    /// A mixture of experts in place of the MLPs.
+    pub moe: Option<MoeConfig>,
     /// Norm, MLP, positions, biases.
     pub architecture: Architecture,
+}
+
+impl ModelConfig {
+    /// The mixture of block `layer`; none where its MLP is dense.
+    #[must_use]
+    pub fn moe_at(&self, layer: usize) -> Option<&MoeConfig> {
+        self.moe.as_ref().filter(|moe| layer >= moe.first_dense)
+    }
+}
+
+/// A mixture of experts, the same in every block that has one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MoeConfig {
+    /// Experts; ep divides them.
+    pub experts: usize,
+    /// Experts a token goes to.
+    pub topk: usize,
+    /// Width of an expert.
+    pub ffn: usize,
+    /// From logits to scores.
+    pub score: Score,
+    /// The weights of a token are divided by their sum.
+    pub normalize: bool,
+    /// Multiplies the weights last.
+    pub scale: f64,
+    /// A bias on the choice alone.
+    pub selection_bias: bool,
+    /// How far that bias moves after a step, up where an expert had less than the mean and down
+    /// where it had more (DeepSeek-V3).
+    pub bias_update_rate: f64,
+    /// Weight of the balance loss.
+    pub aux_loss: f64,
+    /// Weight of the router's z-loss.
+    pub z_loss: f64,
+    /// Room of an expert over its fair share; none drops nothing.
+    pub capacity_factor: Option<f64>,
+    /// Width of the shared experts together; 0 is none.
+    pub shared_ffn: usize,
+    /// Each token weighs the shared experts by a gate.
+    pub shared_gate: bool,
+    /// So many blocks at the beginning have a dense MLP.
+    pub first_dense: usize,
+}
+
+impl MoeConfig {
+    /// Softmax over `experts` of width `ffn`, `topk` of them with weights that sum to one, and
+    /// nothing else.
+    #[must_use]
+    pub fn new(experts: usize, topk: usize, ffn: usize) -> Self {
+        Self {
+            experts,
+            topk,
+            ffn,
+            score: Score::Softmax,
+            normalize: true,
+            scale: 1.0,
+            selection_bias: false,
+            bias_update_rate: 1e-3,
+            aux_loss: 0.0,
+            z_loss: 0.0,
+            capacity_factor: None,
+            shared_ffn: 0,
+            shared_gate: false,
+            first_dense: 0,
+        }
+    }
+
+    /// As the layer takes it.
+    #[must_use]
+    pub fn spec(&self) -> MoeSpec {
+        MoeSpec {
+            experts: self.experts,
+            topk: self.topk,
+            ffn: self.ffn,
+            score: self.score,
+            normalize: self.normalize,
+            scale: self.scale,
+            selection_bias: self.selection_bias,
+            aux_loss: self.aux_loss,
+            z_loss: self.z_loss,
+            capacity_factor: self.capacity_factor,
+            shared_ffn: self.shared_ffn,
+            shared_gate: self.shared_gate,
+        }
+    }
 }
 
 /// How a step is cut over ranks.
@@ -53,6 +141,9 @@ pub struct Layout {
     pub sequence_parallel: bool,
     /// 0 to 3.
     pub zero_stage: u8,
+    /// Neighbouring replicas that shard among themselves, the others holding copies; all of them
+    /// where absent.
+    pub hybrid_shard_size: Option<usize>,
     /// Order of work of the pipeline.
     pub schedule: ScheduleKind,
     /// Chunks that a stage holds under the interleaved schedule; 1 under the others.
@@ -80,6 +171,7 @@ impl Layout {
             etp: 1,
             sequence_parallel: false,
             zero_stage: 0,
+            hybrid_shard_size: None,
             schedule: ScheduleKind::OneFOneB,
             virtual_stages: 1,
             stage_layers: None,
@@ -207,16 +299,18 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             batch.seq
         ));
     }
-    for (flag, degree) in [("cp", l.cp), ("ep", l.ep), ("etp", l.etp)] {
-        if degree > 1 {
-            return no(format!("{flag}={degree} is not built yet; use {flag}=1"));
-        }
+    if l.cp > 1 {
+        return no(format!("cp={} is not built yet; use cp=1", l.cp));
     }
-    if l.zero_stage > 1 {
+    experts(model, l)?;
+    if l.zero_stage > 3 {
         return no(format!(
-            "zero-stage {} is not built yet; use 0 or 1",
+            "zero-stage {}: there are 0, 1, 2 and 3",
             l.zero_stage
         ));
+    }
+    if let Some(within) = l.hybrid_shard_size {
+        hybrid(l, within)?;
     }
     if !model.heads.is_multiple_of(l.tp) {
         return no(format!(
@@ -252,6 +346,104 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
     if l.bucket_bytes == 0 {
         return no(String::from(
             "bucket-bytes is 0; a bucket holds at least one byte",
+        ));
+    }
+    Ok(())
+}
+
+/// Replicas that shard among themselves are a block of neighbours on dp x cp.
+fn hybrid(l: &Layout, within: usize) -> Result<(), Invalid> {
+    let replicas = l.dp * l.cp;
+    let fits = |h: usize| {
+        h > 0 && replicas.is_multiple_of(h) && (h.is_multiple_of(l.cp) || l.cp.is_multiple_of(h))
+    };
+    if l.zero_stage == 0 {
+        return Err(Invalid(format!(
+            "hybrid-shard-size {within} says which replicas shard, and under zero-stage 0 none do; use zero-stage 1, 2 or 3"
+        )));
+    }
+    if fits(within) {
+        return Ok(());
+    }
+    let valid: Vec<String> = (1..=replicas)
+        .filter(|&h| fits(h))
+        .map(|h| format!("{h}"))
+        .collect();
+    Err(Invalid(format!(
+        "hybrid-shard-size {within} is no block of dp {} x cp {} = {replicas} replicas; valid: {}",
+        l.dp,
+        l.cp,
+        valid.join(", ")
+    )))
+}
+
+/// Judges the mixture of experts, and how it is cut.
+fn experts(model: &ModelConfig, l: &Layout) -> Result<(), Invalid> {
+    let no = |text: String| Err(Invalid(text));
+    let Some(moe) = &model.moe else {
+        for (flag, degree) in [("ep", l.ep), ("etp", l.etp)] {
+            if degree > 1 {
+                return no(format!(
+                    "{flag}={degree} cuts experts, and the model has none; use {flag}=1 or a model with experts"
+                ));
+            }
+        }
+        return Ok(());
+    };
+    if moe.experts == 0 || moe.ffn == 0 {
+        return no(format!(
+            "{} experts of width {}; both must be at least 1",
+            moe.experts, moe.ffn
+        ));
+    }
+    if moe.topk == 0 || moe.topk > moe.experts {
+        return no(format!(
+            "moe-router-topk {} must be from 1 to the {} experts",
+            moe.topk, moe.experts
+        ));
+    }
+    for (name, value) in [
+        ("moe-aux-loss-coeff", moe.aux_loss),
+        ("moe-z-loss-coeff", moe.z_loss),
+        ("moe-capacity-factor", moe.capacity_factor.unwrap_or(0.0)),
+        ("moe-router-topk-scaling-factor", moe.scale),
+        ("moe-router-bias-update-rate", moe.bias_update_rate),
+    ] {
+        if !(0.0..=1e6).contains(&value) {
+            return no(format!("{name} is {value}; it must be from 0 to 1000000"));
+        }
+    }
+    if moe.shared_gate && moe.shared_ffn == 0 {
+        return no(String::from(
+            "a gate of the shared experts needs shared experts; give moe-shared-expert-intermediate-size",
+        ));
+    }
+    if moe.first_dense > model.layers {
+        return no(format!(
+            "the first {} layers are dense in a model of {}",
+            moe.first_dense, model.layers
+        ));
+    }
+    let folded = l.dp * l.cp * l.tp;
+    if !folded.is_multiple_of(l.etp) {
+        return no(format!(
+            "etp={} does not divide dp x cp x tp = {folded}; divisors: {}",
+            l.etp,
+            divisors(folded)
+        ));
+    }
+    let fits = |ep: &usize| (folded / l.etp).is_multiple_of(*ep) && moe.experts.is_multiple_of(*ep);
+    if !fits(&l.ep) {
+        let valid: Vec<String> = (1..=folded)
+            .filter(fits)
+            .map(|ep| format!("{ep}"))
+            .collect();
+        return no(format!(
+            "ep={} must divide the {} experts and dp x cp x tp / etp = {}; valid: {}",
+            l.ep,
+            moe.experts,
+            folded / l.etp,
+            valid.join(", ")
         ));
     }
     Ok(())

@@ -11,6 +11,9 @@
 //! | block | 2 r d + 2 t d + 2 t q + 2 t k + 3 t f, and 2 r + t heads statistics | 4 r d (2 t d under sequence parallelism) to the end of the stage's backward; for a time 2 t d and the larger of 3 t f and 2 t q + 2 t k |
 //! | head | r d + t d + t v, and r + 3 t statistics | r d to the end; for a time t v + t d |
 //!
+//! With experts, how many rows a rank holds is for the router to decide; figured in are those of an
+//! even routing without drops, R = t / tp topk etp of width d and 3 f: an estimate, and no bound.
+//!
 //! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
 //! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
 //! microbatches as its schedule holds at once, and between stages r d for each message under way.
@@ -24,6 +27,7 @@ use quintet_parallel_layers::MlpKind;
 use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
 use quintet_parallel_layers::pipeline::{Action, Schedule};
 
+use crate::config::MoeConfig;
 use crate::model::{StageLayer, mesh, norm_vectors, segments, stage_layers};
 use crate::traffic::WireTypes;
 use crate::{Batch, Error, Layout, ModelConfig};
@@ -117,6 +121,8 @@ pub fn microbatch(model: &ModelConfig, tokens: usize) -> u128 {
     };
     let (times, stats) = (mlp_widths(m), norm_vectors(m.architecture.norm));
     let heads = sum(&[(2, m.heads), (2, m.kv_heads)]).saturating_mul(m.head_dim as u128);
+    // Experts may drop all.
+    let times = if m.moe.is_some() { 0 } else { times };
     let block = sum(&[(4, m.hidden), (times, m.ffn), (1, m.heads), (2, stats)]);
     let block = block.saturating_add(heads);
     let head = sum(&[(2, m.hidden), (1, m.vocab), (3, 1), (1, stats)]);
@@ -148,6 +154,8 @@ struct Bytes {
 struct Here {
     /// Ranks of tp, and this one's place among them.
     tp: (usize, usize),
+    /// Ranks that share an expert.
+    etp: usize,
     stage: usize,
     sequence_parallel: bool,
     /// Tokens of a microbatch, those of this rank between layers, hidden width.
@@ -179,6 +187,7 @@ impl Here {
         };
         Self {
             tp,
+            etp: layout.etp,
             stage: mesh.index(rank, Axis::Pp),
             sequence_parallel: layout.sequence_parallel,
             t: t as u64,
@@ -203,7 +212,10 @@ impl Here {
                 kept: e * t * d,
                 passing: e * t * d,
             },
-            StageLayer::Block(_) => self.block(model, stats),
+            StageLayer::Block(block) => match model.moe_at(block.index()) {
+                None => self.block(model, stats),
+                Some(moe) => self.mixture(model, moe, stats),
+            },
             StageLayer::Head(_) => {
                 let v = self.part(model.vocab);
                 Bytes {
@@ -239,6 +251,38 @@ impl Here {
         bytes
     }
 
+    /// A block with experts, routed evenly.
+    fn mixture(&self, model: &ModelConfig, moe: &MoeConfig, stats: u64) -> Bytes {
+        let Self { t, d, e, a, .. } = *self;
+        let without = ModelConfig {
+            ffn: 0,
+            ..model.clone()
+        };
+        let mut bytes = self.block(&without, stats);
+        let mine = chunk_len(t as usize, self.tp.0, self.tp.1) as u64;
+        let (experts, topk) = (moe.experts as u64, moe.topk as u64);
+        let rows = mine * topk;
+        let (here, f) = (
+            rows * self.etp as u64,
+            moe.ffn.div_ceil(self.etp.max(1)) as u64,
+        );
+        // The MLP's input is this rank's tokens alone.
+        bytes.saved -= e * (t - mine) * d;
+        bytes.saved += a * (mine * experts + rows) + e * (rows * d + here * (d + 3 * f));
+        bytes.kept += a * mine * experts + e * here * d;
+        bytes.passing += e * (2 * rows * d + 2 * here * (d + f));
+        if moe.shared_ffn > 0 {
+            let shared = self.part(moe.shared_ffn);
+            bytes.saved += e * t * (d + 3 * shared);
+            bytes.kept += e * t * d;
+            bytes.passing += e * t * (d + 3 * shared);
+        }
+        if moe.shared_gate {
+            bytes.saved += e * 2 * self.r * d + 2 * a * self.r;
+        }
+        bytes
+    }
+
     /// Messages under way, and the buffers that some come in: of all chunks that have a neighbour.
     fn boundaries(&self, layout: &Layout) -> u64 {
         let places = (0..layout.chunks()).map(|chunk| layout.route().place(self.stage, chunk));
@@ -266,6 +310,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied: true,
+            moe: None,
             architecture: Architecture::LLAMA,
         }
     }

@@ -13,12 +13,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
+use quintet_parallel_layers::pipeline::{Reduction, Schedule};
 use quintet_parallel_layers::{
     Block, BlockSpec, Head, HeadSpec, MlpKind, NormKind, Positions, VocabParallelEmbedding,
 };
-use quintet_zero::{FlatLayout, LayoutSpec, Tied};
+use quintet_zero::{FlatLayout, Keep, LayoutSpec, Tied, ZeroStage};
 
-use crate::{Error, Layout, ModelConfig};
+use crate::config::MoeConfig;
+use crate::{Batch, Error, Layout, ModelConfig};
 
 /// A layer of a stage.
 #[derive(Debug, Clone)]
@@ -89,6 +91,7 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        moe: None,
         architecture: model.architecture,
     };
     let (place, mut layers) = (layout.route().place(stage, chunk), Vec::new());
@@ -106,6 +109,8 @@ pub fn stage_layers(
         layers.push(StageLayer::Embed(embedding));
     }
     for index in layout.blocks(model.layers, place) {
+        let moe = model.moe_at(index).map(MoeConfig::spec);
+        let spec = BlockSpec { moe, ..spec };
         layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
     }
     if place + 1 == layout.places() {
@@ -177,6 +182,7 @@ pub fn flat_layout(
         bucket_bytes: layout.bucket_bytes,
         element_bytes: grad_bytes,
         tied: &tied(model, layout),
+        shard_within: layout.hybrid_shard_size,
     };
     Ok(FlatLayout::build(&specs, mesh, rank, &spec)?)
 }
@@ -197,15 +203,30 @@ pub fn parameters(model: &ModelConfig) -> u128 {
         norm,
         norm,
         heads,
-        of(m.hidden, m.ffn).saturating_mul(matrices),
         given(a.qkv_bias, sum(&[q, kv, kv])),
         given(a.out_bias, m.hidden as u128),
+        given(a.qk_norm, of(2, m.head_dim)),
+    ]);
+    let dense = sum(&[
+        of(m.hidden, m.ffn).saturating_mul(matrices),
         given(
             a.out_bias && matrices == 2,
             sum(&[m.ffn as u128, m.hidden as u128]),
         ),
-        given(a.qk_norm, of(2, m.head_dim)),
     ]);
+    let experts = m.moe.map_or(0, |moe| {
+        let each = sum(&[
+            of(m.hidden, moe.ffn).saturating_mul(3),
+            m.hidden as u128,
+            given(moe.selection_bias, 1),
+        ]);
+        sum(&[
+            each.saturating_mul(moe.experts as u128),
+            of(m.hidden, moe.shared_ffn).saturating_mul(3),
+            given(moe.shared_gate, m.hidden as u128),
+        ])
+    });
+    let first = m.moe.map_or(m.layers, |moe| moe.first_dense.min(m.layers));
     let rows = match a.positions {
         Positions::Learned(rows) => rows,
         Positions::Rotary | Positions::PartRotary(_) => 0,
@@ -213,6 +234,8 @@ pub fn parameters(model: &ModelConfig) -> u128 {
     let tables = of(m.vocab, m.hidden).saturating_mul(if m.tied { 1 } else { 2 });
     sum(&[
         block.saturating_mul(m.layers as u128),
+        dense.saturating_mul(first as u128),
+        experts.saturating_mul((m.layers - first) as u128),
         tables,
         of(rows, m.hidden),
         norm,
@@ -250,6 +273,27 @@ pub fn segments(
     Ok(segments)
 }
 
+/// The order of work of all stages, reducing gradients as often as the layout's ZeRO stage does.
+///
+/// # Errors
+/// As [`flat_layout`], and what the schedule refuses.
+pub fn schedule(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    mesh: &DeviceMesh,
+    grad_bytes: usize,
+) -> Result<Schedule, Error> {
+    let segments = segments(model, layout, mesh, grad_bytes)?;
+    let microbatches = batch.microbatches() / layout.dp.max(1);
+    let schedule = Schedule::new(layout.schedule, layout.pp, microbatches, &segments)?;
+    let kept = ZeroStage::from_number(layout.zero_stage)?.kept();
+    Ok(schedule.with_reduction(match kept.grad {
+        Keep::Whole => Reduction::Once,
+        Keep::Chunk => Reduction::EachMicrobatch,
+    }))
+}
+
 /// The name under which a tied model's table stands in the ledger.
 pub const TABLE: &str = "model.embed_tokens.weight";
 
@@ -265,10 +309,18 @@ mod tests {
             qk_norm: true,
             ..Architecture::LLAMA
         };
-        for (tied, kv_heads, degrees, architecture) in [
-            (true, 2, (1, 1, 1), Architecture::LLAMA),
-            (false, 4, (2, 2, 3), odd),
-            (true, 1, (1, 4, 2), Architecture::gpt2(7)),
+        let moe = MoeConfig {
+            selection_bias: true,
+            shared_ffn: 5,
+            shared_gate: true,
+            first_dense: 1,
+            ..MoeConfig::new(4, 2, 3)
+        };
+        for (tied, kv_heads, degrees, architecture, moe) in [
+            (true, 2, (1, 1, 1), Architecture::LLAMA, None),
+            (false, 4, (2, 2, 3), odd, None),
+            (true, 1, (1, 4, 2), Architecture::gpt2(7), None),
+            (true, 2, (2, 2, 1), Architecture::LLAMA, Some(moe)),
         ] {
             let model = ModelConfig {
                 vocab: 51,
@@ -281,10 +333,12 @@ mod tests {
                 rope_theta: 1e4,
                 norm_eps: 1e-5,
                 tied,
+                moe,
                 architecture,
             };
             let (dp, tp, pp) = degrees;
             let layout = Layout {
+                ep: if moe.is_some() { 2 } else { 1 },
                 dp,
                 tp,
                 pp,
@@ -319,6 +373,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied: false,
+            moe: None,
             architecture: Architecture::gpt2(most),
         };
         assert_eq!(parameters(&model), u128::MAX);

@@ -33,10 +33,21 @@ pub fn compare(ours: &Tensors, reference: &Tensors) -> Difference {
 /// Where the whole reference is zero, only zero meets it.
 #[must_use]
 pub fn compare_above(ours: &Tensors, reference: &Tensors, floor: f64) -> Difference {
+    compare_sized(ours, reference, floor, 0.0)
+}
+
+/// [`compare_above`], where what all tensors are the remains of is known to have been of `size` at
+/// least: a loss of balance whose routing is even has no gradient but the rounding of its terms.
+#[must_use]
+pub fn compare_sized(ours: &Tensors, reference: &Tensors, floor: f64, size: f64) -> Difference {
+    let terms = Size {
+        norm: floor * size,
+        max: floor * size,
+    };
     let least = reference
         .values()
         .map(|r| Size::of(r.iter().copied()))
-        .fold(Size::default(), |least, r| {
+        .fold(terms, |least, r| {
             least.max(Size {
                 norm: floor * r.norm,
                 max: floor * r.max,
@@ -176,6 +187,15 @@ mod tests {
         assert_eq!(compare_above(&x, &zero, 1e-5).relative, f64::INFINITY);
         let nan = tensors(&[("v", &[f64::NAN, 1.0]), ("k", &[0.0])]);
         assert_eq!(compare_above(&r, &nan, 1e-5).relative, f64::INFINITY);
+    }
+
+    #[test]
+    fn remains_are_measured_by_what_cancelled() {
+        let (r, x) = (tensors(&[("a", &[1e-17])]), tensors(&[("a", &[-1e-17])]));
+        assert!(compare_above(&x, &r, 1e-5).relative > 1.0);
+        assert!((compare_sized(&x, &r, 1e-5, 0.2).relative - 1e-11).abs() < 1e-16);
+        let x = tensors(&[("a", &[1e-6])]);
+        assert!(compare_sized(&x, &r, 1e-5, 0.2).relative > 0.4);
     }
 
     #[test]

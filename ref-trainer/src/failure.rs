@@ -181,7 +181,6 @@ impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         let sentence = error.to_string();
         match error {
-            ModelError::Experts => Self::usage(sentence),
             ModelError::Unknown(name) if !name.contains(['/', '.']) => Self::usage(sentence),
             _ => Self::data(sentence),
         }

@@ -4,6 +4,9 @@
 //! world     every rank: the norm, the loss, the word to stop
 //! tp        inside a layer                   pp   between stages
 //! dp        replicas (dp x cp): gradients, parameters, the token count
+//! replica   the ranks that share a microbatch (cp x tp): statistics of routers
+//! ep, etp   the ranks that share the experts, and each expert: rows
+//! edp       replicas of experts: their gradients and parameters
 //! tie       first and last stage: a shared table
 //! report    every rank, not counted: times, full states for the proof, checkpoints
 //! ```
@@ -13,6 +16,7 @@ use std::time::Duration;
 
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Axis, Communicator, DeviceMesh, Factor, Order, ProcessGroup};
+use quintet_planner::traffic::replicas;
 use quintet_zero::{FlatLayout, Groups as ZeroGroups, tie_ranks};
 
 use crate::failure::Failure;
@@ -51,6 +55,12 @@ pub struct Groups<C> {
     pub tp: C,
     /// Replicas that sum the token count.
     pub data: C,
+    /// The ranks that share a microbatch.
+    pub replica: C,
+    /// The ranks that share the experts.
+    pub ep: C,
+    /// The ranks that share each expert.
+    pub etp: C,
     /// Every rank, for what is not part of training.
     pub report: C,
     over: BTreeMap<Vec<Factor>, (&'static str, C)>,
@@ -83,7 +93,11 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
             .iter()
             .flat_map(|f| f.parts().iter().map(move |p| (f, p)))
         {
-            for (label, factors) in [("dp", &part.shard), ("tp", &part.extra)] {
+            for (label, factors) in [
+                (replicas(&part.shard), &part.shard),
+                (replicas(&part.across), &part.across),
+                ("tp", &part.extra),
+            ] {
                 if !factors.is_empty() && !over.contains_key(factors) {
                     let name = format!("{label} gradients {factors:?}");
                     let group = make(mesh.group(rank, factors), &name)?;
@@ -98,6 +112,9 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
         let groups = Self {
             tp: along(&[Axis::Tp], "tp")?,
             data: along(&[Axis::Dp, Axis::Cp], "dp")?,
+            replica: along(&[Axis::Cp, Axis::Tp], "replica")?,
+            ep: along(&[Axis::Ep], "ep")?,
+            etp: along(&[Axis::Etp], "etp")?,
             report: make(everyone.clone(), "report")?,
             world: make(everyone, "world of training")?,
             over,
@@ -114,6 +131,9 @@ impl<C: Counted> Groups<C> {
             ("world", &self.world),
             ("tp", &self.tp),
             ("dp", &self.data),
+            ("replica", &self.replica),
+            ("ep", &self.ep),
+            ("etp", &self.etp),
             ("pp", pp),
         ];
         let over = self.over.values().map(|(label, group)| (*label, group));

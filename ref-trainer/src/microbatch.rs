@@ -6,14 +6,15 @@ use quintet_parallel_layers::MicroBatch;
 use crate::data::Sample;
 use crate::failure::Failure;
 
-/// Uploads a microbatch; each valid token weighs `weight`, which is 1 / Count of the whole step.
+/// Uploads a microbatch; each valid token weighs `weight`, which is 1 / Count of the whole step, and
+/// the microbatch itself `share`, which is 1 / microbatches of the whole step.
 ///
 /// # Errors
 /// Where the device has no memory for it.
 pub fn upload<B: Backend, E: Scalar>(
     device: &B,
     samples: &[Sample],
-    weight: f64,
+    (weight, share): (f64, f64),
 ) -> Result<MicroBatch<B, E>, Failure> {
     let positions = samples.first().map_or(0, |s| s.mask.len());
     let ids = |skip: usize| -> Vec<i32> {
@@ -36,5 +37,6 @@ pub fn upload<B: Backend, E: Scalar>(
         pos_t: device.upload(Tag::Scratch, &place)?,
         labels_t: device.upload(Tag::Scratch, &ids(1))?,
         weight_t: device.upload(Tag::Scratch, &weights)?,
+        share,
     })
 }

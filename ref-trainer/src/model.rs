@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use quintet_kernels::{
-    Attention, Backend, Collectives, CrossEntropy, Embedding, Gemm, Norm, Optimizer, Pointwise,
-    Rope, Scalar,
+    Attention, Backend, Collectives, CrossEntropy, Embedding, Gemm, GroupedGemm, Norm, Optimizer,
+    Permute, Pointwise, Rope, Router, Scalar,
 };
 use quintet_parallel_layers::embedding::EmbeddingSaved;
 use quintet_parallel_layers::head::HeadSaved;
-use quintet_parallel_layers::{Block, Ctx, Layer, MicroBatch};
+use quintet_parallel_layers::moe::Routing;
+use quintet_parallel_layers::{Block, Ctx, Layer, MicroBatch, Saved};
 use quintet_planner::model::{StageLayer, TABLE};
 use quintet_zero::{GradSync, ParamStore};
 
@@ -16,11 +17,33 @@ use crate::failure::Failure;
 
 /// A device that can run the whole model: the one place where all ops are asked for at once.
 pub trait Device:
-    Backend + Gemm + Attention + Norm + Rope + Pointwise + Embedding + CrossEntropy + Optimizer
+    Backend
+    + Gemm
+    + Attention
+    + Norm
+    + Rope
+    + Pointwise
+    + Embedding
+    + CrossEntropy
+    + Optimizer
+    + GroupedGemm
+    + Router
+    + Permute
 {
 }
 impl<B> Device for B where
-    B: Backend + Gemm + Attention + Norm + Rope + Pointwise + Embedding + CrossEntropy + Optimizer
+    B: Backend
+        + Gemm
+        + Attention
+        + Norm
+        + Rope
+        + Pointwise
+        + Embedding
+        + CrossEntropy
+        + Optimizer
+        + GroupedGemm
+        + Router
+        + Permute
 {
 }
 
@@ -100,19 +123,37 @@ pub struct StageModel {
     pub layers: Vec<StageLayer>,
 }
 
-/// What forward ends with.
+/// What forward has come to.
 pub struct Forward<B: Device, C: Collectives<B>, E: Scalar> {
     /// The activation for the next stage; none on the last.
     pub output: Option<B::Buf<E>>,
     /// The loss of each token; on the last stage alone.
     pub loss_t: Option<B::Buf<E::Acc>>,
+    /// Where the experts' tokens went, by layer of the model.
+    pub routing: Vec<(usize, Routing)>,
     /// For backward.
     pub saved: StageSaved<B, C, E>,
 }
 
+impl<B: Device, C: Collectives<B>, E: Scalar> Forward<B, C, E> {
+    /// Before the first layer. `input` is what the stage before sent; none on the first.
+    #[must_use]
+    pub fn begin(batch: MicroBatch<B, E>, input: Option<B::Buf<E>>) -> Self {
+        Self {
+            output: input,
+            loss_t: None,
+            routing: Vec::new(),
+            saved: StageSaved {
+                batch,
+                layers: Vec::new(),
+            },
+        }
+    }
+}
+
 impl StageModel {
-    /// Runs a microbatch through the stage. `input` is what the stage before sent; none on the
-    /// first.
+    /// Runs a microbatch on through the layers `run`, from where `so_far` has come to
+    /// ([`Forward::begin`]); those before have been run.
     ///
     /// # Errors
     /// What a kernel or a collective fails with.
@@ -120,12 +161,17 @@ impl StageModel {
         &self,
         ctx: &Ctx<'_, B, C>,
         params: &Lent<'_, B, E>,
-        batch: MicroBatch<B, E>,
-        input: Option<B::Buf<E>>,
+        run: Range<usize>,
+        so_far: Forward<B, C, E>,
     ) -> Result<Forward<B, C, E>, Failure> {
-        let (mut x, mut loss_t) = (input, None);
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for (index, layer) in self.layers.iter().enumerate() {
+        let Forward {
+            output: mut x,
+            mut loss_t,
+            mut routing,
+            saved: StageSaved { batch, mut layers },
+        } = so_far;
+        for index in run {
+            let layer = &self.layers[index];
             let views = params.views(index, layer)?;
             layers.push(Some(match layer {
                 StageLayer::Embed(embed) => {
@@ -136,6 +182,10 @@ impl StageModel {
                 StageLayer::Block(block) => {
                     let (y, saved) = block.forward(ctx, &batch, &views, taken(&mut x)?)?;
                     x = Some(y);
+                    if let Saved::Forward(kept) = &saved {
+                        let went = kept.routing().cloned();
+                        routing.extend(went.map(|went| (block.index(), went)));
+                    }
                     LayerSaved::Block(saved)
                 }
                 StageLayer::Head(head) => {
@@ -148,6 +198,7 @@ impl StageModel {
         Ok(Forward {
             output: x,
             loss_t,
+            routing,
             saved: StageSaved { batch, layers },
         })
     }

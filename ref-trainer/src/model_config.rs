@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 
 use quintet_parallel_layers::Architecture;
-use quintet_planner::config::ModelConfig;
+use quintet_planner::config::{ModelConfig, MoeConfig};
 use serde_json::Value;
 
 mod hugging_face;
@@ -38,14 +38,9 @@ const ROPE_THETA: f64 = 10_000.0;
 pub enum ModelError {
     /// Neither a preset nor a file.
     #[error(
-        "model {0}: no such preset or file; --model takes tiny, bench-s, bench-m or the path of a config.json"
+        "model {0}: no such preset or file; --model takes tiny, tiny-moe, bench-s, bench-m or the path of a config.json"
     )]
     Unknown(String),
-    /// A preset with experts.
-    #[error(
-        "model tiny-moe: experts are not built yet; use tiny, bench-s, bench-m or the path of a config.json"
-    )]
-    Experts,
     /// The system refuses to read the file.
     #[error(
         "model {path}: cannot be read ({source}); it must be a config.json readable by this user"
@@ -84,7 +79,7 @@ impl Model {
             "tiny" => Ok(Self::tiny()),
             "bench-s" => Ok(bench_s()),
             "bench-m" => Ok(bench_m()),
-            "tiny-moe" => Err(ModelError::Experts),
+            "tiny-moe" => Ok(Self::tiny_moe()),
             path => Self::open(path),
         }
     }
@@ -104,6 +99,7 @@ impl Model {
                 rope_theta: ROPE_THETA,
                 norm_eps: 1e-5,
                 tied: true,
+                moe: None,
                 architecture: Architecture::LLAMA,
             },
             seq: 64,
@@ -111,6 +107,19 @@ impl Model {
             from_file: false,
             global_batch: 16,
         }
+    }
+
+    /// The same with eight experts, of which a token goes to two that together are as wide as the
+    /// MLP they stand for.
+    #[must_use]
+    pub fn tiny_moe() -> Self {
+        let mut model = Self::tiny();
+        let ffn = model.config.ffn / 2;
+        model.config.moe = Some(MoeConfig {
+            aux_loss: 0.01,
+            ..MoeConfig::new(8, 2, ffn)
+        });
+        model
     }
 
     fn open(given: &str) -> Result<Self, ModelError> {
@@ -179,6 +188,7 @@ fn bench_s() -> Model {
             rope_theta: ROPE_THETA,
             norm_eps: 1e-5,
             tied: false,
+            moe: None,
             architecture: Architecture::LLAMA,
         },
         seq: 256,
@@ -201,6 +211,7 @@ fn bench_m() -> Model {
             rope_theta: ROPE_THETA,
             norm_eps: 1e-5,
             tied: false,
+            moe: None,
             architecture: Architecture::LLAMA,
         },
         seq: 512,

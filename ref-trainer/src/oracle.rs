@@ -1,11 +1,11 @@
 //! The oracle: the same decoder on one device, in f64, with plain loops and no parallel code.
 //!
-//! Everything else is judged by this file and its four neighbours, so they share nothing with the
+//! Everything else is judged by this file and its five neighbours, so they share nothing with the
 //! libraries but the model's config and the random numbers, and are meant to be checked by eye.
 //!
 //! ```text
 //! tokens -> embedding -> [ norm -> attention -> + -> norm -> mlp -> + ] x layers -> norm -> head -> loss
-//!                        block.rs                                                      (ops.rs below all)
+//!                        block.rs                            (moe.rs)                  (ops.rs below all)
 //! ```
 //!
 //! Shapes: t token of a sample, d hidden, v vocabulary, h query head, k key/value head, e element
@@ -22,6 +22,7 @@ use crate::data::Sample;
 mod block;
 mod dense;
 mod init;
+mod moe;
 mod ops;
 mod optim;
 #[cfg(test)]
@@ -88,6 +89,23 @@ pub enum OracleError {
     },
 }
 
+/// What routers did in a batch.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Routed {
+    /// The loss of balance, unweighted: summed over layers, averaged over microbatches.
+    pub aux: f64,
+    /// The z-loss, unweighted, likewise.
+    pub z: f64,
+    /// By layer: choices that fell on each expert.
+    pub counts: Vec<Vec<u64>>,
+    /// By layer: choices that were dropped.
+    pub dropped: Vec<u64>,
+    /// By microbatch and layer: the expert of each (token, choice), -1 where it was dropped.
+    pub kept: Vec<Vec<Vec<i32>>>,
+    /// The least distance between what was chosen and what was not.
+    pub margin: f64,
+}
+
 /// Loss and gradients of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepResult {
@@ -98,11 +116,14 @@ pub struct StepResult {
     /// `loss_sum / count`; 0 where nothing counts.
     pub loss: f64,
     /// Gradients of `loss`: divided once, by the count of the whole batch. All zero where nothing
-    /// counts. A tied table has one entry, with what it gets as embedding and as head.
+    /// counts. A tied table has one entry, with what it gets as embedding and as head. Of a model
+    /// with experts, gradients of `loss` and of the losses of balance, weighted.
     pub grads: Params,
+    /// What routers did; empty for a model without experts.
+    pub routed: Routed,
 }
 
-/// Forward and backward over a batch, sample after sample.
+/// Forward and backward over a batch, in microbatches of one sample.
 ///
 /// # Errors
 /// [`OracleError`] where config, parameters and samples do not fit each other.
@@ -111,16 +132,89 @@ pub fn step(
     params: &Params,
     samples: &[Sample],
 ) -> Result<StepResult, OracleError> {
+    step_in(config, params, samples, 1)
+}
+
+/// Forward and backward over a batch, in microbatches of `micro_batch` samples: what routers do is
+/// a matter of a whole microbatch.
+///
+/// # Errors
+/// As [`step`].
+pub fn step_in(
+    config: &ModelConfig,
+    params: &Params,
+    samples: &[Sample],
+    micro_batch: usize,
+) -> Result<StepResult, OracleError> {
     check(config, params, samples)?;
     let count = samples.iter().map(Sample::valid).sum();
     let scale = if count == 0 { 0.0 } else { 1.0 / count as f64 };
-    let (loss_sum, grads) = backward(config, params, samples, scale)?;
+    let parts: Vec<&[Sample]> = samples.chunks(micro_batch.max(1)).collect();
+    let share = 1.0 / parts.len() as f64;
+    let mut grads: Params = param_shapes(config)
+        .into_iter()
+        .map(|(name, shape)| (name, vec![0.0; shape.iter().product()]))
+        .collect();
+    let (mut loss_sum, mut routed) = (0.0, Routed::new(config));
+    for part in parts {
+        let saved = forward(config, params, part)?;
+        loss_sum += saved.loss_sum;
+        routed.add(&saved.routing, share);
+        backward(config, params, part, saved, (scale, share), &mut grads)?;
+    }
     Ok(StepResult {
         loss_sum,
         count,
         loss: mean(loss_sum, count),
         grads,
+        routed,
     })
+}
+
+/// Moves the bias of the routers' choice by the counts of a whole step.
+///
+/// # Errors
+/// [`OracleError::Missing`] where there is no such parameter.
+pub fn move_bias(
+    config: &ModelConfig,
+    params: &mut Params,
+    routed: &Routed,
+) -> Result<(), OracleError> {
+    moe::move_bias(config, params, &routed.counts)
+}
+
+impl Routed {
+    fn new(config: &ModelConfig) -> Self {
+        let Some(moe) = &config.moe else {
+            return Self::default();
+        };
+        Self {
+            counts: vec![vec![0; moe.experts]; config.layers],
+            dropped: vec![0; config.layers],
+            margin: f64::INFINITY,
+            ..Self::default()
+        }
+    }
+
+    /// Adds a microbatch.
+    fn add(&mut self, layers: &[moe::LayerRouting], share: f64) {
+        if self.counts.is_empty() {
+            return;
+        }
+        for (layer, routing) in layers.iter().enumerate() {
+            self.aux += share * routing.aux;
+            self.z += share * routing.z;
+            self.dropped[layer] += routing.dropped;
+            for (sum, n) in self.counts[layer].iter_mut().zip(&routing.counts) {
+                *sum += n;
+            }
+            if !routing.kept.is_empty() {
+                self.margin = self.margin.min(routing.margin);
+            }
+        }
+        let kept = layers.iter().map(|routing| routing.kept.clone());
+        self.kept.push(kept.collect());
+    }
 }
 
 /// Cross-entropy of a batch without gradients: its sum in nats, and over how many predictions.
@@ -135,7 +229,7 @@ pub fn forward_loss(
     check(config, params, samples)?;
     let mut sum = 0.0;
     for sample in samples {
-        sum += forward(config, params, sample)?.loss_sum;
+        sum += forward(config, params, std::slice::from_ref(sample))?.loss_sum;
     }
     Ok((sum, samples.iter().map(Sample::valid).sum()))
 }
@@ -144,9 +238,10 @@ fn mean(sum: f64, count: usize) -> f64 {
     if count == 0 { 0.0 } else { sum / count as f64 }
 }
 
-/// What a sample's forward leaves for its backward.
+/// What the forward of a microbatch leaves for its backward.
 struct Forward {
     blocks: Vec<block::Saved>,
+    routing: Vec<moe::LayerRouting>,
     /// The residual stream after the last block.
     x_td: Vec<f64>,
     /// The same after the last norm.
@@ -156,37 +251,48 @@ struct Forward {
     loss_sum: f64,
 }
 
-fn forward(config: &ModelConfig, params: &Params, sample: &Sample) -> Result<Forward, OracleError> {
+fn forward(
+    config: &ModelConfig,
+    params: &Params,
+    samples: &[Sample],
+) -> Result<Forward, OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let inputs = inputs(sample);
+    let lens: Vec<usize> = samples.iter().map(|s| s.mask.len()).collect();
     let table_vd = value(params, EMBEDDING)?;
-    let mut x_td: Vec<f64> = inputs
+    let mut x_td: Vec<f64> = samples
         .iter()
+        .flat_map(inputs)
         .flat_map(|token| &table_vd[*token as usize * d..][..d])
         .copied()
         .collect();
     if let Positions::Learned(_) = config.architecture.positions {
-        ops::add(&mut x_td, &value(params, POSITIONS)?[..inputs.len() * d]);
+        let table_pd = value(params, POSITIONS)?;
+        let mut first = 0;
+        for len in &lens {
+            ops::add(&mut x_td[first..][..len * d], &table_pd[..len * d]);
+            first += len * d;
+        }
     }
-    let mut blocks = Vec::new();
+    let (mut blocks, mut routing) = (Vec::new(), Vec::new());
     for layer in 0..config.layers {
-        let (out_td, saved) = block::forward(config, params, layer, &x_td)?;
+        let (out_td, saved, routed) = block::forward(config, params, layer, &lens, &x_td)?;
         blocks.push(saved);
+        routing.push(routed);
         x_td = out_td;
     }
     let y_td = dense::norm(config, params, LAST, &x_td)?;
     let mut p_tv = ops::linear(&y_td, value(params, head(config))?, d, v);
     let mut loss_sum = 0.0;
-    for (t, p_v) in p_tv.chunks_exact_mut(v).enumerate() {
-        let target = sample.tokens[t + 1] as usize;
+    for (p_v, (target, valid)) in p_tv.chunks_exact_mut(v).zip(targets(samples)) {
         let logit = p_v[target];
         let log_sum = ops::softmax(p_v);
-        if sample.mask[t] {
+        if valid {
             loss_sum += log_sum - logit;
         }
     }
     Ok(Forward {
         blocks,
+        routing,
         x_td,
         y_td,
         p_tv,
@@ -194,53 +300,61 @@ fn forward(config: &ModelConfig, params: &Params, sample: &Sample) -> Result<For
     })
 }
 
-/// Sum of the losses of `samples`, and gradients of `scale` times that sum.
+/// Adds the gradients of `scale` times the sum of the losses of a microbatch, and of `share` times
+/// its weighted losses of balance.
 fn backward(
     config: &ModelConfig,
     params: &Params,
     samples: &[Sample],
-    scale: f64,
-) -> Result<(f64, Params), OracleError> {
+    saved: Forward,
+    (scale, share): (f64, f64),
+    grads: &mut Params,
+) -> Result<(), OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let mut loss_sum = 0.0;
-    let mut grads: Params = param_shapes(config)
-        .into_iter()
-        .map(|(name, shape)| (name, vec![0.0; shape.iter().product()]))
-        .collect();
-    for sample in samples {
-        let saved = forward(config, params, sample)?;
-        loss_sum += saved.loss_sum;
-
-        // d loss / d logit = probability - (1 where it is the target)
-        let mut dlogits_tv = saved.p_tv;
-        for (t, dlogits_v) in dlogits_tv.chunks_exact_mut(v).enumerate() {
-            dlogits_v[sample.tokens[t + 1] as usize] -= 1.0;
-            let scale = if sample.mask[t] { scale } else { 0.0 };
-            dlogits_v.iter_mut().for_each(|g| *g *= scale);
-        }
-        let head = head(config);
-        let dy_td = ops::linear_backward(
-            &dlogits_tv,
-            &saved.y_td,
-            value(params, head)?,
-            gradient(&mut grads, head)?,
-            d,
-            v,
-        );
-        let mut dx_td =
-            dense::norm_backward(config, params, &mut grads, LAST, &dy_td, &saved.x_td)?;
-        for (layer, saved) in saved.blocks.iter().enumerate().rev() {
-            dx_td = block::backward(config, params, &mut grads, layer, saved, &dx_td)?;
-        }
-        if let Positions::Learned(_) = config.architecture.positions {
-            ops::add(gradient(&mut grads, POSITIONS)?, &dx_td);
-        }
-        let dtable_vd = gradient(&mut grads, EMBEDDING)?;
-        for (token, dx_d) in inputs(sample).iter().zip(dx_td.chunks_exact(d)) {
-            ops::add(&mut dtable_vd[*token as usize * d..][..d], dx_d);
+    let lens: Vec<usize> = samples.iter().map(|s| s.mask.len()).collect();
+    // d loss / d logit = probability - (1 where it is the target)
+    let mut dlogits_tv = saved.p_tv;
+    for (dlogits_v, (target, valid)) in dlogits_tv.chunks_exact_mut(v).zip(targets(samples)) {
+        dlogits_v[target] -= 1.0;
+        let scale = if valid { scale } else { 0.0 };
+        dlogits_v.iter_mut().for_each(|g| *g *= scale);
+    }
+    let head = head(config);
+    let dy_td = ops::linear_backward(
+        &dlogits_tv,
+        &saved.y_td,
+        value(params, head)?,
+        gradient(grads, head)?,
+        d,
+        v,
+    );
+    let mut dx_td = dense::norm_backward(config, params, grads, LAST, &dy_td, &saved.x_td)?;
+    for (layer, saved) in saved.blocks.iter().enumerate().rev() {
+        let both = (params, &mut *grads);
+        dx_td = block::backward(config, both, layer, (&lens, share), saved, &dx_td)?;
+    }
+    if let Positions::Learned(_) = config.architecture.positions {
+        let dtable_pd = gradient(grads, POSITIONS)?;
+        let mut first = 0;
+        for len in &lens {
+            ops::add(dtable_pd, &dx_td[first..][..len * d]);
+            first += len * d;
         }
     }
-    Ok((loss_sum, grads))
+    let dtable_vd = gradient(grads, EMBEDDING)?;
+    for (token, dx_d) in samples.iter().flat_map(inputs).zip(dx_td.chunks_exact(d)) {
+        ops::add(&mut dtable_vd[*token as usize * d..][..d], dx_d);
+    }
+    Ok(())
+}
+
+/// What each position predicts, and whether it counts.
+fn targets(samples: &[Sample]) -> impl Iterator<Item = (usize, bool)> + '_ {
+    let of = |s: &'_ Sample| -> Vec<(usize, bool)> {
+        let next = s.tokens[1..].iter().map(|token| *token as usize);
+        next.zip(s.mask.iter().copied()).collect()
+    };
+    samples.iter().flat_map(of)
 }
 
 /// The tokens that predictions are made from: all but the last.
@@ -279,6 +393,13 @@ fn check(config: &ModelConfig, params: &Params, samples: &[Sample]) -> Result<()
     if !config.heads.is_multiple_of(config.kv_heads) || !rotary.is_multiple_of(2) {
         return Err(OracleError::Config(
             "KV heads must divide heads, and an even number of a head's elements turn",
+        ));
+    }
+    if let Some(moe) = &config.moe
+        && (moe.topk == 0 || moe.topk > moe.experts || moe.ffn == 0)
+    {
+        return Err(OracleError::Config(
+            "a token goes to at least one expert and at most to all, and each has a width",
         ));
     }
     for (name, shape) in param_shapes(config) {

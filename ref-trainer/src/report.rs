@@ -42,8 +42,10 @@ pub struct Forecast {
     pub unigram_entropy: Option<f64>,
     /// Bytes on the fullest rank, by category; of activations the most there can be.
     pub memory: BTreeMap<String, u64>,
-    /// Bytes all ranks send in a step, by group.
+    /// Bytes all ranks send in a step, by group; what the routers decide not included.
     pub traffic: BTreeMap<String, u64>,
+    /// Bytes for each row that leaves its rank for an expert, there and back, forward and backward.
+    pub row_bytes: Option<u64>,
     /// Share of a stage's time in which its schedule gives it nothing to do.
     pub bubble: Option<f64>,
     /// The most microbatches, of a chunk each, whose saved activations a stage holds at once.
@@ -78,6 +80,26 @@ pub struct StepReport {
     /// Loss on text that is never learnt from, on the steps where it is taken.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub held_out: Option<f64>,
+    /// What the routers did, of a model with experts.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub experts: Option<ExpertReport>,
+}
+
+/// What the routers of a step did.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ExpertReport {
+    /// Loss of balance, unweighted: summed over layers, averaged over microbatches; 0 where it has
+    /// no weight.
+    pub aux_loss: f64,
+    /// z-loss, likewise.
+    pub z_loss: f64,
+    /// The largest share of an expert over its fair share, in the most uneven layer: 1 where all is
+    /// even.
+    pub imbalance: f64,
+    /// Share of all choices that found no room.
+    pub dropped: f64,
+    /// By layer: how often each expert was chosen.
+    pub load: Vec<Vec<u64>>,
 }
 
 /// What a comparison came to.

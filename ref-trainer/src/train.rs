@@ -17,10 +17,11 @@ use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
 use crate::job::{Dtype, Job};
+use crate::load::Load;
 use crate::lock::Lock;
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
-use crate::report::{Reporter, StepReport};
+use crate::report::{ExpertReport, Reporter, StepReport};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
 use crate::step::Gradients;
@@ -174,6 +175,7 @@ fn run_rank<E: Scalar>(
         if let Some(mut proof) = proof {
             (proof.step.loss, proof.step.count, proof.step.norm) =
                 (done.loss, done.count, done.norm);
+            proof.step.load = done.load.clone();
             proof.step.params = rank.full_params()?;
             if rank.rank == 0 {
                 left.proofs.push(proof);
@@ -227,7 +229,9 @@ fn measure<E: Scalar>(
     seconds: f64,
     bytes: &mut BTreeMap<String, u64>,
 ) -> Result<StepReport, Failure> {
-    const AXES: [&str; 5] = ["dp", "pp", "tie", "tp", "world"];
+    const AXES: [&str; 9] = [
+        "dp", "edp", "ep", "etp", "pp", "replica", "tie", "tp", "world",
+    ];
     let (places, stage) = (rank.schedule.route().places(), rank.stage_index());
     let world = rank.mesh.world() as f64;
     let mut sums = vec![0.0; 3 * places];
@@ -267,6 +271,7 @@ fn measure<E: Scalar>(
         tokens_per_s: done.count / seconds,
         step_ms: seconds * 1e3,
         bubble: bubble(rank, times)?,
+        experts: experts(&done.load),
         ..StepReport::default()
     };
     for (axis, group) in by_axis {
@@ -280,6 +285,17 @@ fn measure<E: Scalar>(
         .map(|(tag, bytes)| (tag.name().to_string(), bytes as u64))
         .collect();
     Ok(report)
+}
+
+/// What the routers did; none without experts.
+fn experts(load: &Load) -> Option<ExpertReport> {
+    (!load.counts.is_empty()).then(|| ExpertReport {
+        aux_loss: load.aux,
+        z_loss: load.z,
+        imbalance: load.imbalance(),
+        dropped: load.dropped_share(),
+        load: load.counts.clone(),
+    })
 }
 
 /// The idle share of the schedule, played with the CPU times that its passes took.
@@ -342,7 +358,7 @@ fn write<E: Scalar>(
     for params in rank.chunks.iter().map(|chunk| &chunk.params) {
         for part in 0..params.layout().parts().len() {
             rank.device
-                .add_squares::<E>(params.part(part)?, Cpu::whole_mut(&mut squares))?;
+                .add_squares::<E>(params.part(part)?.view(), Cpu::whole_mut(&mut squares))?;
         }
     }
     let mut sum = [0.0];

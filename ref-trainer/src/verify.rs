@@ -12,17 +12,19 @@ use std::fmt;
 
 use quintet_collectives::DType;
 use quintet_planner::Layout;
-use quintet_planner::traffic::{self, WireTypes};
+use quintet_planner::states::{self, Bytes, Memory};
+use quintet_planner::traffic::{self, Routing, WireTypes};
 use serde::Serialize;
 
 use crate::compare::{
-    Difference, Tensors, compare, compare_above, relative_scalar, relative_scalar_above,
+    Difference, Tensors, compare, compare_sized, relative_scalar, relative_scalar_above,
 };
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
+use crate::load::Load;
 use crate::oracle::{self, AdamW, Params, Sgd};
-use crate::rank::Begin;
+use crate::rank::{Begin, rule};
 use crate::record::{Record, Step, record};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
@@ -45,6 +47,10 @@ pub struct Verdict {
     pub param_rel_max: f64,
     /// Worst relative difference of the gradient's norm.
     pub grad_norm_rel: f64,
+    /// Worst relative difference of the losses of balance (0 without experts).
+    pub aux_rel: f64,
+    /// Whether every expert was chosen, and every choice dropped, as often as by the oracle.
+    pub routed_equal: bool,
     /// The bound that all of these must stay below.
     pub bound: f64,
     /// Which quantities have the twin's bits.
@@ -55,6 +61,22 @@ pub struct Verdict {
     pub bytes_predicted: BTreeMap<String, u64>,
     /// Bytes sent by group, counted.
     pub bytes_counted: BTreeMap<String, u64>,
+    /// Bytes held by category on the fullest rank, at rest and at the highest, worked out before
+    /// anything was allocated.
+    pub memory_predicted: BTreeMap<String, Held>,
+    /// The same as allocations were counted.
+    pub memory_counted: BTreeMap<String, Held>,
+    /// The first rank and category in which these differ; empty where none do.
+    pub memory_differs: String,
+}
+
+/// Bytes of a category on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Held {
+    /// Between steps.
+    pub at_rest: u64,
+    /// The most during a step.
+    pub peak: u64,
 }
 
 impl Verdict {
@@ -95,6 +117,16 @@ impl fmt::Display for Verdict {
                 said(value < self.bound)
             )?;
         }
+        if self.aux_rel > 0.0 {
+            let (aux, said) = (self.aux_rel, said(self.aux_rel < self.bound));
+            writeln!(f, "  {:<58} {aux:>9.1e}  {said}", "losses of balance")?;
+        }
+        if !self.routed_equal {
+            writeln!(
+                f,
+                "  experts were not chosen as often as by the oracle: DIFFERS"
+            )?;
+        }
         let copies = if self.copies_differ.is_empty() {
             "equal"
         } else {
@@ -121,6 +153,19 @@ impl fmt::Display for Verdict {
                 )?;
             }
         }
+        for (category, predicted) in &self.memory_predicted {
+            let (rest, peak) = (predicted.at_rest, predicted.peak);
+            writeln!(
+                f,
+                "  {category} on the fullest rank: predicted {peak} bytes, {rest} at rest"
+            )?;
+        }
+        let memory = if self.memory_differs.is_empty() {
+            "equal on every rank"
+        } else {
+            &self.memory_differs
+        };
+        writeln!(f, "  bytes allocated: {memory}")?;
         writeln!(
             f,
             "{}",
@@ -157,6 +202,11 @@ pub struct Evidence {
     pub truth: Vec<Step>,
     /// Bytes by group over all ranks and steps, worked out before the first message.
     pub predicted: BTreeMap<String, u64>,
+    /// By rank: bytes held by category, worked out before anything was allocated.
+    pub memory: Vec<Memory>,
+    /// The least distance, in the oracle's steps, between the score of an expert that was chosen
+    /// and of one that was not; infinite where there is no choice.
+    pub margin: f64,
 }
 
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
@@ -174,13 +224,23 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
 /// # Errors
 /// As [`verify`].
 pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
+    // Where tokens go is the oracle's word, and stands before the first message of the layout.
+    let (truth, routing, margin) = oracle_steps(job, samples)?;
     let mut predicted = predicted_step(job)?;
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
+    for routing in &routing {
+        for (group, bytes) in traffic::total(&predicted_rows(job, routing)?) {
+            *predicted.entry(group).or_default() += bytes;
+        }
+    }
+    predicted.retain(|_, bytes| *bytes > 0);
     Ok(Evidence {
         predicted,
+        memory: predicted_memory(job)?,
         ours: record(job, samples, Begin::Random)?,
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
-        truth: oracle_steps(job, samples)?,
+        truth,
+        margin,
     })
 }
 
@@ -189,15 +249,41 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
-    Ok(traffic::step(
+    let types = wire_types(job);
+    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+}
+
+/// Bytes that each rank sends in a step to move the rows of experts, were they routed so.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_rows(job: &Job, routing: &Routing) -> Result<Vec<traffic::Traffic>, Failure> {
+    let types = wire_types(job);
+    Ok(traffic::rows(
         &job.model,
         &job.layout,
         &job.batch,
-        wire_types(job),
+        types,
+        routing,
     )?)
 }
 
-/// The types that a job computes and sends in.
+/// Bytes that each rank holds by category, before anything is allocated.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
+    let (types, moments) = (wire_types(job), rule(job).moments().len());
+    Ok(states::step(
+        &job.model,
+        &job.layout,
+        &job.batch,
+        types,
+        moments,
+    )?)
+}
+
+/// What the job's types are on the wire.
 #[must_use]
 pub fn wire_types(job: &Job) -> WireTypes {
     let dtype = match job.dtype {
@@ -229,19 +315,28 @@ pub fn twin_of(job: &Job) -> Job {
     }
 }
 
-/// The oracle's steps.
-fn oracle_steps(job: &Job, samples: &Samples) -> Result<Vec<Step>, Failure> {
+/// The oracle's steps, where its tokens went in each, and how narrowly.
+fn oracle_steps(job: &Job, samples: &Samples) -> Result<(Vec<Step>, Vec<Routing>, f64), Failure> {
     let mut params = oracle::init_random(&job.model, job.seed);
     let mut optimizer = OracleOptimizer::new(job);
-    (1..=job.steps)
-        .map(|step| optimizer.step(job, samples, step, &mut params))
-        .collect()
+    let (mut steps, mut routing, mut margin) = (Vec::new(), Vec::new(), f64::INFINITY);
+    for step in 1..=job.steps {
+        steps.push(optimizer.step(job, samples, step, &mut params)?);
+        let kept = std::mem::take(&mut optimizer.routed.kept);
+        routing.push(Routing { kept });
+        if job.model.moe.is_some() {
+            margin = margin.min(optimizer.routed.margin);
+        }
+    }
+    Ok((steps, routing, margin))
 }
 
 /// The oracle's optimizer, as the job asks for it.
 pub struct OracleOptimizer {
     /// The rule and its state.
     pub rule: OracleRule,
+    /// What routers did in the last step.
+    pub routed: oracle::Routed,
 }
 
 /// The oracle's rules.
@@ -269,7 +364,10 @@ impl OracleOptimizer {
                 )))
             }
         };
-        Self { rule }
+        Self {
+            rule,
+            routed: oracle::Routed::default(),
+        }
     }
 
     /// After `steps` steps, with the moments of a run by kind and name.
@@ -296,7 +394,7 @@ impl OracleOptimizer {
         params: &mut Params,
     ) -> Result<Step, Failure> {
         let batch = samples.batch(step, job.batch.global_batch);
-        let done = oracle::step(&job.model, params, &batch)?;
+        let done = oracle::step_in(&job.model, params, &batch, job.batch.micro_batch)?;
         let (grads, norm) = (done.grads.clone(), oracle::grad_norm(&done.grads));
         let mut clipped = done.grads;
         if job.optimizer.clip_grad > 0.0 {
@@ -307,6 +405,8 @@ impl OracleOptimizer {
             OracleRule::Sgd(sgd) => sgd.step(params, &clipped, lr)?,
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
+        oracle::move_bias(&job.model, params, &done.routed)?;
+        self.routed = done.routed;
         let (loss, count) = (done.loss, done.count as f64);
         Ok(Step {
             loss,
@@ -314,6 +414,12 @@ impl OracleOptimizer {
             norm,
             grads,
             params: params.clone(),
+            load: Load {
+                aux: self.routed.aux,
+                z: self.routed.z,
+                counts: self.routed.counts.clone(),
+                dropped: self.routed.dropped.clone(),
+            },
         })
     }
 }
@@ -326,10 +432,16 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         twin,
         truth,
         predicted,
+        memory,
+        ..
     } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
     let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
+    // Where no token counts and routing is even, gradients are what is left of this.
+    let balance = job.model.moe.map_or(0.0, |moe| moe.aux_loss);
+    let least_norm = floor(job.dtype) * balance;
+    let (mut aux_rel, mut routed_equal) = (0.0_f64, true);
     let mut bits = BitEqual {
         loss: true,
         grads: true,
@@ -341,13 +453,17 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
         // A loss is a difference of logits; that of what is known by heart is all rounding.
         let least = if r.count > 0.0 { floor(job.dtype) } else { 0.0 };
-        let grads = compare_above(&x.grads, &r.grads, floor(job.dtype));
+        let grads = compare_sized(&x.grads, &r.grads, floor(job.dtype), balance);
         if grads.relative >= worst.relative {
             worst = grads;
         }
         loss_rel = loss_rel.max(relative_scalar_above(x.loss, r.loss, least));
-        norm_rel = norm_rel.max(relative_scalar(x.norm, r.norm));
+        norm_rel = norm_rel.max(relative_scalar_above(x.norm, r.norm, least_norm));
         param_rel = param_rel.max(compare(&x.params, &r.params).relative);
+        for (x, r) in [(x.load.aux, r.load.aux), (x.load.z, r.load.z)] {
+            aux_rel = aux_rel.max(relative_scalar(x, r));
+        }
+        routed_equal &= x.load.counts == r.load.counts && x.load.dropped == r.load.dropped;
         ok &= x.count == r.count;
         bits.loss &= x.loss.to_bits() == t.loss.to_bits();
         bits.grad_norm &= x.norm.to_bits() == t.norm.to_bits();
@@ -355,24 +471,59 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         bits.params &= same(&x.params, &t.params);
     }
     let copies_differ = differing_copies(ours);
+    let memory_differs = differing_memory(memory, &ours.memory);
     let within = |value: f64| value < bound;
     let bytes_counted = traffic::total(&ours.bytes);
     ok &= *predicted == bytes_counted;
+    ok &= within(aux_rel) && routed_equal;
     ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
     Verdict {
-        ok: ok && copies_differ.is_empty(),
+        ok: ok && copies_differ.is_empty() && memory_differs.is_empty(),
         steps: job.steps,
         loss_rel,
         grad_rel_max: worst.relative,
         worst: worst.worst,
         param_rel_max: param_rel,
         grad_norm_rel: norm_rel,
+        aux_rel,
+        routed_equal,
         bound,
         bit_equal: bits,
         copies_differ,
         bytes_predicted: predicted.clone(),
         bytes_counted,
+        memory_predicted: on_the_fullest(memory),
+        memory_counted: on_the_fullest(&ours.memory),
+        memory_differs,
     }
+}
+
+fn on_the_fullest(ranks: &[Memory]) -> BTreeMap<String, Held> {
+    let most = states::fullest(ranks).into_iter();
+    let held = |Bytes { at_rest, peak }| Held { at_rest, peak };
+    most.map(|(category, bytes)| (category, held(bytes)))
+        .collect()
+}
+
+/// The first rank and category in which more or less was allocated than predicted.
+fn differing_memory(predicted: &[Memory], counted: &[Memory]) -> String {
+    if predicted.len() != counted.len() {
+        let (want, got) = (predicted.len(), counted.len());
+        return format!("{got} ranks were counted where {want} were predicted");
+    }
+    for (rank, (want, got)) in predicted.iter().zip(counted).enumerate() {
+        for category in want.keys().chain(got.keys()) {
+            let of = |memory: &Memory| memory.get(category).copied().unwrap_or_default();
+            let (want, got) = (of(want), of(got));
+            if want != got {
+                return format!(
+                    "rank {rank} held {} bytes of {category}, {} at rest, where {} and {} were predicted",
+                    got.peak, got.at_rest, want.peak, want.at_rest
+                );
+            }
+        }
+    }
+    String::new()
 }
 
 fn same(a: &Tensors, b: &Tensors) -> bool {
@@ -384,9 +535,11 @@ fn differing_copies(ours: &Record) -> String {
     let mut first = BTreeMap::new();
     for (rank, held) in ours.held.iter().enumerate() {
         for h in held {
-            let part: Vec<_> = h.part.iter().map(|r| (r.start, r.end)).collect();
+            if h.part.is_empty() {
+                continue;
+            }
             let (holder, hash) = *first
-                .entry((h.step, &h.name, part))
+                .entry((h.step, &h.name, &h.part))
                 .or_insert((rank, h.hash));
             if hash != h.hash {
                 return format!(

@@ -23,8 +23,11 @@ struct Outcome {
     twin: Vec<Step>,
     /// The oracle's steps.
     truth: Vec<Step>,
-    /// All that is no matter of rounding holds: copies, bytes, counts of tokens.
+    /// All that is no matter of rounding holds: copies, bytes sent and held, counts of tokens and of
+    /// choices.
     exact: bool,
+    /// The least distance between an expert that was chosen and one that was not.
+    margin: f64,
 }
 
 fn run(draw: &Draw) -> Result<Outcome, Failure> {
@@ -34,8 +37,11 @@ fn run(draw: &Draw) -> Result<Outcome, Failure> {
     let (ours, twin, truth) = (evidence.ours.steps, evidence.twin, evidence.truth);
     let counts = ours.iter().zip(&truth).all(|(x, r)| x.count == r.count);
     let bytes = verdict.bytes_counted == verdict.bytes_predicted;
-    let exact = counts && bytes && verdict.copies_differ.is_empty();
+    let memory = verdict.memory_differs.is_empty();
+    let copies = verdict.copies_differ.is_empty();
+    let exact = counts && bytes && memory && copies && verdict.routed_equal;
     Ok(Outcome {
+        margin: evidence.margin,
         verdict,
         twin,
         truth,
@@ -160,7 +166,11 @@ fn rounding_bound(draw: &Draw, outcome: &Outcome) -> Result<f64, String> {
     let (m, b) = (&draw.job.model, &draw.job.batch);
     let block = 4 * m.hidden + m.head_dim + b.seq + m.heads * m.head_dim + m.ffn;
     let way = m.layers * block + 2 * m.hidden + m.vocab;
-    let terms = 3 * way + b.seq * b.global_batch;
+    // A block with experts: the router, and a sum over the choices of a token.
+    let experts = m.moe.map_or(0, |moe| {
+        m.layers * (m.hidden + moe.experts + moe.topk * (m.hidden + moe.ffn) + moe.shared_ffn)
+    });
+    let terms = 3 * (way + experts) + b.seq * b.global_batch;
     let condition = condition(draw, &outcome.truth).map_err(|e| e.to_string())?;
     Ok(DEVIATIONS * (terms as f64).sqrt() * condition)
 }
@@ -205,8 +215,14 @@ fn distance(job: &Job, steps: &[Step], truth: &[Step]) -> f64 {
 
 #[test]
 fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
-    let seen = RefCell::new(Vec::new());
-    property(Dtype::F32, cases(200), |draw, outcome| {
+    let (seen, close) = (RefCell::new(Vec::new()), RefCell::new(0));
+    let cases = cases(200);
+    property(Dtype::F32, cases, |draw, outcome| {
+        if outcome.margin < 100.0 * logit_error(draw) {
+            // Rounding may choose another expert: such a draw decides nothing.
+            *close.borrow_mut() += 1;
+            return Ok(());
+        }
         let (bound, off) = (rounding_bound(draw, outcome)?, largest(&outcome.verdict));
         if !outcome.exact || off >= bound {
             let verdict = &outcome.verdict;
@@ -217,6 +233,12 @@ fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
         seen.borrow_mut().push((off / bound, off, bound));
         Ok(())
     });
+    let close = close.into_inner();
+    println!("{close} draws in which rounding might choose other experts");
+    assert!(
+        close * 3 <= cases,
+        "{close} of {cases} draws decide nothing"
+    );
     let mut seen = seen.into_inner();
     seen.sort_by(|a, b| a.0.total_cmp(&b.0));
     let largest = seen.iter().map(|(_, off, _)| *off).fold(0.0, f64::max);
@@ -230,12 +252,23 @@ fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
     );
 }
 
+/// How far rounding takes a router's logits, which are of order 1: as many roundings as there are
+/// terms on the way to the last router.
+fn logit_error(draw: &Draw) -> f64 {
+    let (m, b) = (&draw.job.model, &draw.job.batch);
+    let Some(moe) = &m.moe else { return 0.0 };
+    let block = 4 * m.hidden + m.head_dim + b.seq + m.heads * m.head_dim;
+    let terms = m.layers * (block + moe.topk * (m.hidden + moe.ffn) + m.hidden);
+    DEVIATIONS * (terms as f64).sqrt() * f64::from(f32::EPSILON) / 2.0
+}
+
 /// The largest difference of a verdict.
 fn largest(v: &Verdict) -> f64 {
     v.loss_rel
         .max(v.grad_rel_max)
         .max(v.grad_norm_rel)
         .max(v.param_rel_max)
+        .max(v.aux_rel)
 }
 
 /// With one key to attend to, the gradients of q and k are zero in mathematics, and what is left of

@@ -11,8 +11,9 @@ use std::collections::BTreeSet;
 use common::{cut, plant, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, Factor, Placement, ProcessGroup};
-use quintet_parallel_layers::pipeline::{Action, Schedule, ScheduleKind};
-use quintet_planner::config::Layout;
+use quintet_parallel_layers::moe::Score;
+use quintet_parallel_layers::pipeline::{Action, Reduction, Schedule, ScheduleKind};
+use quintet_planner::config::{Layout, MoeConfig};
 use quintet_planner::model::stage_layers;
 use quintet_ref_trainer::data::{RandomMask, Samples};
 use quintet_ref_trainer::failure::Failure;
@@ -21,7 +22,7 @@ use quintet_ref_trainer::oracle::{EMBEDDING, FINAL_NORM};
 use quintet_ref_trainer::rank::Begin;
 use quintet_ref_trainer::record::{Recorded, record_on};
 use quintet_ref_trainer::verify::{Evidence, Verdict, evidence, judge};
-use quintet_zero::ZeroStage;
+use quintet_zero::{ParamStore, Partition, ZeroStage};
 
 type Plant = fn(&mut Recorded<'_, f64>) -> Result<(), Failure>;
 
@@ -37,8 +38,11 @@ fn found(outcome: &Result<Verdict, Failure>) -> BTreeSet<&'static str> {
         ("gradients", beyond(v.grad_rel_max)),
         ("norm", beyond(v.grad_norm_rel)),
         ("parameters", beyond(v.param_rel_max)),
+        ("balance", beyond(v.aux_rel)),
+        ("routing", !v.routed_equal),
         ("copies", !v.copies_differ.is_empty()),
         ("bytes", v.bytes_counted != v.bytes_predicted),
+        ("memory", !v.memory_differs.is_empty()),
     ];
     let found: BTreeSet<_> = all
         .into_iter()
@@ -304,6 +308,109 @@ fn a_sum_that_is_right_but_sent_twice() {
 }
 
 #[test]
+fn gradients_that_are_reduced_twice() {
+    let plant: Plant = |rank| {
+        let each = rank
+            .schedule
+            .clone()
+            .with_reduction(Reduction::EachMicrobatch);
+        rank.actions = each.actions(rank.stage_index());
+        Ok(())
+    };
+    let job = job(2, 1, 1, |l| l.zero_stage = 1);
+    caught(
+        "sums of two microbatches, each sent",
+        &job,
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn microbatches_whose_reduction_is_left_out() {
+    let plant: Plant = |rank| {
+        let once = rank.schedule.clone().with_reduction(Reduction::Once);
+        rank.actions = once.actions(rank.stage_index());
+        Ok(())
+    };
+    // The sum is right: it is only taken later, of whole gradients that should have gone.
+    let job = job(2, 1, 1, |l| l.zero_stage = 2);
+    let by = ["bytes", "memory"];
+    caught("zero 2: reduced once a step", &job, plant, &by);
+}
+
+#[test]
+fn a_microbatch_whose_reduction_is_left_out() {
+    let plant: Plant = |rank| {
+        let first: fn(&Action) -> bool = |a| matches!(a, Action::ReduceGrads { bucket: 0, .. });
+        plant::actions(rank, 0, |actions| {
+            if let Some(at) = actions.iter().position(first) {
+                actions.remove(at);
+            }
+        });
+        Ok(())
+    };
+    // Its gradient waits for the next microbatch's: the sum is right, and one sum less is sent.
+    let job = job(2, 1, 1, |l| (l.zero_stage, l.bucket_bytes) = (2, 1));
+    caught("zero 2: one reduction left out", &job, plant, &["bytes"]);
+    let plant: Plant = |rank| {
+        plant::actions(rank, 0, |actions| {
+            let last = |a: &Action| matches!(a, Action::ReduceGrads { bucket: 0, .. });
+            if let Some(at) = actions.iter().rposition(last) {
+                actions.remove(at);
+            }
+        });
+        Ok(())
+    };
+    caught(
+        "zero 2: the last reduction left out",
+        &job,
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn parameters_that_are_gathered_once_and_kept() {
+    let plant: Plant = |rank| {
+        for chunk in &mut rank.chunks {
+            for bucket in 0..chunk.segments.len() {
+                chunk.params.gather(&rank.groups, bucket)?;
+            }
+        }
+        Ok(())
+    };
+    let job = job(2, 1, 2, |l| l.zero_stage = 3);
+    caught("zero 3: kept over a step", &job, plant, &["refused"]);
+}
+
+#[test]
+fn chunks_that_are_whole_beside_chunks_that_are_not() {
+    let plant: Plant = |rank| {
+        for chunk in &mut rank.chunks {
+            let whole = Partition::new(chunk.params.layout().clone(), ZeroStage::Two);
+            chunk.params = ParamStore::zeros(&rank.device, &whole)?;
+        }
+        plant::set(rank, |_, _, was| was)
+    };
+    let job = job(2, 2, 1, |l| l.zero_stage = 3);
+    // Nothing is gathered before use nor after the step: replicas drift apart.
+    let by = ["parameters", "copies", "bytes", "memory"];
+    caught("zero 3: parameters whole", &job, plant, &by);
+}
+
+#[test]
+fn shards_among_other_replicas_than_is_said() {
+    let plant: Plant = |rank| plant::sharded_within(rank, None);
+    let mut job = job(4, 1, 1, |l| {
+        (l.zero_stage, l.hybrid_shard_size) = (3, Some(2));
+    });
+    job.batch.global_batch = 16;
+    let by = ["bytes", "memory"];
+    caught("hybrid: shards among all replicas", &job, plant, &by);
+}
+
+#[test]
 fn a_replica_that_begins_with_other_weights() {
     let plant: Plant = |rank| {
         let off = if rank.rank == 1 { 1.0 + 1e-6 } else { 1.0 };
@@ -448,6 +555,160 @@ fn a_v_whose_turning_chunks_lie_the_other_way_round() {
     caught(
         "the chunks of a stage change places",
         &chunked(ScheduleKind::DualPipeV, 1, false),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+/// A small mixture of experts: sigmoid scores, a loss of balance, room for most.
+fn moe_job(change: impl FnOnce(&mut Layout)) -> Job {
+    let mut job = job(2, 2, 1, change);
+    job.model.moe = Some(MoeConfig {
+        aux_loss: 0.3,
+        score: Score::Sigmoid,
+        capacity_factor: Some(1.2),
+        ..MoeConfig::new(4, 2, 5)
+    });
+    job
+}
+
+#[test]
+fn a_router_that_tensor_parallel_ranks_do_not_sum() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.ends_with("mlp.gate.weight") {
+                place(&mut line.at_use, Axis::Tp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "a router: not summed over tp",
+        &moe_job(|l| l.ep = 4),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn replicas_of_experts_that_nobody_sums() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            if line.name.contains("mlp.experts") {
+                place(&mut line.at_use, Axis::Edp, Replicate, Invariant);
+            }
+        })
+    };
+    caught(
+        "experts: replicas not summed",
+        &moe_job(|l| l.ep = 2),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn a_loss_of_balance_from_each_ranks_own_counts() {
+    let plant: Plant = |rank| {
+        let alone = ProcessGroup::new(vec![rank.rank], rank.rank)?;
+        rank.groups.replica = rank.groups.world.subgroup(&alone, "alone")?;
+        Ok(())
+    };
+    let mut job = moe_job(|l| l.ep = 4);
+    if let Some(moe) = &mut job.model.moe {
+        moe.capacity_factor = None;
+    }
+    caught(
+        "a loss of balance from local counts",
+        &job,
+        plant,
+        &["gradients", "balance", "bytes"],
+    );
+}
+
+#[test]
+fn room_that_each_rank_deals_out_alone() {
+    let plant: Plant = |rank| {
+        let alone = ProcessGroup::new(vec![rank.rank], rank.rank)?;
+        rank.groups.replica = rank.groups.world.subgroup(&alone, "alone")?;
+        Ok(())
+    };
+    let mut job = moe_job(|l| l.ep = 4);
+    if let Some(moe) = &mut job.model.moe {
+        (moe.aux_loss, moe.capacity_factor) = (0.0, Some(0.6));
+    }
+    caught(
+        "capacity by each rank's own tokens",
+        &job,
+        plant,
+        &["gradients", "loss", "routing", "bytes"],
+    );
+}
+
+#[test]
+fn experts_that_are_looked_for_on_the_wrong_ranks() {
+    let plant: Plant = |rank| {
+        let mut ranks = rank.mesh.group(rank.rank, &[rank.mesh.factor(Axis::Ep)]);
+        ranks.reverse();
+        let group = ProcessGroup::new(ranks, rank.rank)?;
+        rank.groups.ep = rank.groups.world.subgroup(&group, "reversed")?;
+        Ok(())
+    };
+    caught(
+        "experts on other ranks than thought",
+        &moe_job(|l| l.ep = 4),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+/// Changes the model that a rank's layers compute.
+fn other_model(
+    rank: &mut Recorded<'_, f64>,
+    change: impl Fn(&mut MoeConfig),
+) -> Result<(), Failure> {
+    let mut model = rank.job.model.clone();
+    model.moe.iter_mut().for_each(change);
+    let stage = rank.stage_index();
+    for (chunk, held) in rank.chunks.iter_mut().enumerate() {
+        held.model.layers = stage_layers(&model, &rank.job.layout, &rank.mesh, stage, chunk)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn gates_divided_by_ep() {
+    let plant: Plant = |rank| {
+        let ep = rank.job.layout.ep as f64;
+        other_model(rank, |moe| moe.scale /= ep)
+    };
+    caught(
+        "weights of experts divided by ep",
+        &moe_job(|l| l.ep = 2),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+#[test]
+fn a_loss_of_balance_divided_by_the_ranks_that_share_it() {
+    let plant: Plant = |rank| {
+        let tp = rank.job.layout.tp as f64;
+        other_model(rank, |moe| moe.aux_loss /= tp)
+    };
+    caught(
+        "gradient of the loss of balance divided by tp",
+        &moe_job(|l| l.ep = 4),
+        plant,
+        &["gradients"],
+    );
+}
+
+#[test]
+fn weights_of_a_choice_that_are_not_normalised() {
+    let plant: Plant = |rank| other_model(rank, |moe| moe.normalize = false);
+    caught(
+        "weights of experts as they are",
+        &moe_job(|l| (l.ep, l.etp) = (2, 2)),
         plant,
         &["gradients", "loss"],
     );

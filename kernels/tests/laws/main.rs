@@ -7,6 +7,7 @@
 mod common;
 mod cross_entropy;
 mod embedding;
+mod moe;
 mod norm;
 mod optimizer;
 mod pointwise;
@@ -48,6 +49,11 @@ macro_rules! kernel_laws {
             adamw_cut: optimizer::adamw_cut_anywhere,
             sgd: optimizer::sgd,
             squares: optimizer::squares,
+            router: moe::router,
+            router_ties: moe::router_ties_and_bias,
+            router_refusals: moe::router_refuses,
+            expert_rows: moe::rows_there_and_back,
+            grouped_gemm: moe::groups_are_products,
         ]);
     };
     ($name:ident: $t:ty, $new:expr, in_f64) => {
@@ -56,6 +62,7 @@ macro_rules! kernel_laws {
             layer_norm_gradient: norm::layer_norm_gradient,
             pointwise_gradients: pointwise::gradients,
             cross_entropy_gradient: cross_entropy::gradient,
+            router_gradient: moe::router_gradient,
             adamw_loop: optimizer::adamw_follows_the_loop,
         ]);
     };

@@ -13,6 +13,7 @@ pub mod trios;
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{
     Axis, Communicator, Degrees, DeviceMesh, Factor, Init, Local, ParamSpec, Placement,
+    ProcessGroup,
 };
 use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
 use quintet_parallel_layers::init::{init_random, local};
@@ -44,7 +45,7 @@ impl Tokens {
         self.sequences * self.positions
     }
 
-    fn batch(&self, device: &Cpu) -> Batch {
+    pub fn batch(&self, device: &Cpu) -> Batch {
         let (n, ids) = (self.len(), Stream::new(5, "ids"));
         let id = |i: usize| ids.below(i as u64, self.vocab as u64) as i32;
         let put = |f: &dyn Fn(usize) -> i32| {
@@ -61,6 +62,7 @@ impl Tokens {
             pos_t: put(&|i| (i % self.positions) as i32),
             labels_t: put(&|i| id(i + 100)),
             weight_t: device.upload(Tag::Scratch, &weights).unwrap(),
+            share: 0.25,
         }
     }
 }
@@ -198,11 +200,24 @@ pub fn weights(layer: &dyn Trio) -> Vec<Vec<f64>> {
 
 /// Runs body on tp ranks.
 pub fn ranks<R: Send>(tp: usize, body: impl Fn(&TestCtx<'_>) -> R + Sync) -> Vec<R> {
-    World::run(tp, |tp| {
+    ranks_of(&tp_mesh(tp), body)
+}
+
+/// Runs body on the ranks of a mesh of tp alone, experts folded into it.
+pub fn ranks_of<R: Send>(mesh: &DeviceMesh, body: impl Fn(&TestCtx<'_>) -> R + Sync) -> Vec<R> {
+    World::run(mesh.world(), |tp| {
         let device = Cpu::new(1);
+        let group = |axis: Axis| {
+            let ranks = mesh.group(tp.rank(), &[mesh.factor(axis)]);
+            tp.subgroup(&ProcessGroup::new(ranks, tp.rank())?, axis.name())
+        };
+        let (ep, etp) = (group(Axis::Ep)?, group(Axis::Etp)?);
         Ok(body(&Ctx {
             device: &device,
             tp: &tp,
+            replica: &tp,
+            ep: &ep,
+            etp: &etp,
         }))
     })
     .unwrap()
@@ -220,7 +235,7 @@ pub fn run_with(
     let none = value("x", [0, 0], &[]);
     let input = layer.input().unwrap_or(none);
     let dy = random("dy", output.len());
-    let by_rank = ranks(mesh.world(), |ctx| {
+    let by_rank = ranks_of(mesh, |ctx| {
         let rank = ctx.tp.rank();
         let cut = |spec: &ParamSpec, logical: &[f64]| cut(spec, mesh, rank, logical);
         let (x, dy) = (cut(&input, x), cut(&dual(&output), &dy));

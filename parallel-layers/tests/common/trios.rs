@@ -4,8 +4,8 @@ use quintet_collectives::{DeviceMesh, ParamSpec, Placement};
 use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, Mlp, RowParallelLinear,
-    SelfAttention, VocabParallelEmbedding,
+    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, Mlp, MoeMlp, MoeShape, MoeSpec,
+    RowParallelLinear, SelfAttention, VocabParallelEmbedding,
 };
 
 use super::{Batch, TestCtx, Tokens, Trio, on_tp, value};
@@ -146,6 +146,21 @@ pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<Mlp> {
     model(layer, mesh, tokens, spec)
 }
 
+pub fn moe(
+    mesh: &DeviceMesh,
+    tokens: Tokens,
+    shape: &MoeShape,
+    spec: &MoeSpec,
+) -> Result<Model<MoeMlp>, Error> {
+    Ok(Model {
+        layer: MoeMlp::new(mesh, "mlp", shape, spec)?,
+        tokens,
+        hidden: shape.hidden,
+        sp: shape.sequence_parallel,
+        mesh: *mesh,
+    })
+}
+
 fn model<L>(layer: L, mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<L> {
     Model {
         layer,
@@ -255,6 +270,7 @@ macro_rules! branch {
 
 branch!(SelfAttention);
 branch!(Mlp);
+branch!(MoeMlp);
 
 impl Pass for VocabParallelEmbedding {
     const INPUT: bool = false;

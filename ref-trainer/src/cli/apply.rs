@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_planner::config::Layout;
+use quintet_planner::config::{Layout, ModelConfig, MoeConfig};
 
 use super::args::{
     BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
@@ -160,7 +160,12 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
             .then_some(1)
             .or(args.zero_stage),
     );
-    set(&mut layout.bucket_bytes, args.bucket_bytes);
+    if args.hybrid_shard_size.is_some() {
+        layout.hybrid_shard_size = args.hybrid_shard_size;
+    }
+    // What is gathered or whole only for a while should be small: a layer.
+    let each_layer = (!saved && layout.zero_stage >= 2).then_some(1);
+    set(&mut layout.bucket_bytes, args.bucket_bytes.or(each_layer));
     set(
         &mut layout.any_order,
         args.reduction_order
@@ -210,7 +215,7 @@ fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
         } else if !chosen {
             job.batch.seq = model.seq;
             job.batch.global_batch = model.global_batch;
-            job.batch.micro_batch = if name == "tiny" {
+            job.batch.micro_batch = if name.starts_with("tiny") {
                 job.batch.micro_batch
             } else {
                 1
@@ -221,6 +226,83 @@ fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
         &mut job.model.tied,
         args.untie_embeddings_and_output_weights.map(|untie| !untie),
     );
+    experts(&mut job.model, args)
+}
+
+/// Experts in place of a model's MLPs, or other rules for those it has.
+fn experts(model: &mut ModelConfig, args: &ModelArgs) -> Result<(), Failure> {
+    match args.num_experts {
+        None => {}
+        Some(0) => model.moe = None,
+        Some(experts) => {
+            let new = MoeConfig::new(experts, experts.min(2), model.ffn);
+            model.moe.get_or_insert(new).experts = experts;
+        }
+    }
+    let rules = [
+        ("moe-router-topk", args.moe_router_topk.is_some()),
+        (
+            "moe-router-score-function",
+            args.moe_router_score_function.is_some(),
+        ),
+        ("moe-aux-loss-coeff", args.moe_aux_loss_coeff.is_some()),
+        ("moe-z-loss-coeff", args.moe_z_loss_coeff.is_some()),
+        ("moe-capacity-factor", args.moe_capacity_factor.is_some()),
+        ("moe-ffn-hidden-size", args.moe_ffn_hidden_size.is_some()),
+        (
+            "moe-router-pre-softmax",
+            args.moe_router_pre_softmax.is_some(),
+        ),
+        (
+            "moe-router-topk-scaling-factor",
+            args.moe_router_topk_scaling_factor.is_some(),
+        ),
+        (
+            "moe-router-enable-expert-bias",
+            args.moe_router_enable_expert_bias.is_some(),
+        ),
+        (
+            "moe-router-bias-update-rate",
+            args.moe_router_bias_update_rate.is_some(),
+        ),
+        (
+            "moe-shared-expert-intermediate-size",
+            args.moe_shared_expert_intermediate_size.is_some(),
+        ),
+        (
+            "moe-shared-expert-gate",
+            args.moe_shared_expert_gate.is_some(),
+        ),
+    ];
+    let Some(moe) = &mut model.moe else {
+        return match rules.iter().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((flag, _)) => Err(Failure::usage(format!(
+                "--{flag} is a rule for experts and the model has none; give --num-experts N or --model tiny-moe, or leave it out"
+            ))),
+        };
+    };
+    set(&mut moe.topk, args.moe_router_topk);
+    set(
+        &mut moe.score,
+        args.moe_router_score_function.map(Into::into),
+    );
+    set(&mut moe.aux_loss, args.moe_aux_loss_coeff);
+    set(&mut moe.z_loss, args.moe_z_loss_coeff);
+    set(&mut moe.capacity_factor, args.moe_capacity_factor.map(Some));
+    set(&mut moe.ffn, args.moe_ffn_hidden_size);
+    set(
+        &mut moe.normalize,
+        args.moe_router_pre_softmax.map(|pre| !pre),
+    );
+    set(&mut moe.scale, args.moe_router_topk_scaling_factor);
+    set(&mut moe.selection_bias, args.moe_router_enable_expert_bias);
+    set(&mut moe.bias_update_rate, args.moe_router_bias_update_rate);
+    set(
+        &mut moe.shared_ffn,
+        args.moe_shared_expert_intermediate_size,
+    );
+    set(&mut moe.shared_gate, args.moe_shared_expert_gate);
     Ok(())
 }
 

@@ -26,10 +26,10 @@ pub(super) struct LayoutArgs {
     /// Parts that a sequence is cut into; more than 1 is not built yet: refused [default: 1]
     #[arg(long = "cp", visible_alias = "context-parallel-size", value_name = "N")]
     pub cp: Option<usize>,
-    /// Ranks that share the experts; more than 1 is not built yet: refused [default: 1]
+    /// Ranks of dp x tp that share the experts; divides them [default: 1]
     #[arg(long = "ep", visible_aliases = ["expert-parallel-size", "expert-model-parallel-size"], value_name = "N")]
     pub ep: Option<usize>,
-    /// Parts of an expert; more than 1 is not built yet: refused [default: 1]
+    /// Parts that each expert is cut into [default: 1]
     #[arg(
         long = "etp",
         visible_alias = "expert-tensor-parallel-size",
@@ -39,8 +39,9 @@ pub(super) struct LayoutArgs {
     /// Cut activations between blocks over tp too, by token [default: false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub sequence_parallel: Option<bool>,
-    /// 0: replicas keep all; 1: each keeps its part of the optimizer's state; 2, 3 are not built
-    /// yet: refused [default: 0]
+    /// 0: replicas keep all; 1: each keeps its part of the optimizer's state; 2: of the gradients
+    /// too, summed after each microbatch; 3: of the parameters too, gathered where they are used
+    /// [default: 0]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=3), value_name = "0..3")]
     pub zero_stage: Option<u8>,
     /// Megatron's word for --zero-stage 1
@@ -75,10 +76,13 @@ pub(super) struct LayoutArgs {
     /// What backward computes again instead of keeping it [default: none]
     #[arg(long, visible_alias = "recompute-granularity", value_enum)]
     pub recompute: Option<Recompute>,
-    /// Replicas that shard among themselves only; not built yet: refused
+    /// Neighbouring replicas that shard among themselves, the others holding copies; divides dp x
+    /// cp, needs --zero-stage 1, 2 or 3 [default: all of them]
     #[arg(long, value_name = "N")]
     pub hybrid_shard_size: Option<usize>,
-    /// Gradients are summed in buckets of this many bytes [default: 1048576]
+    /// Gradients are summed, and under --zero-stage 3 parameters gathered, in buckets of whole
+    /// layers that are closed once they take this many bytes; 1 makes each layer its own
+    /// [default: 1048576; zero-stage 2, 3: 1]
     #[arg(long, value_name = "BYTES")]
     pub bucket_bytes: Option<usize>,
     /// Order in which contributions are added [default: rank]
@@ -89,8 +93,8 @@ pub(super) struct LayoutArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelArgs {
-    /// tiny, bench-s, bench-m, or a config.json with Hugging Face's keys, or its folder
-    /// (tiny-moe is not built yet: refused) [default: tiny]
+    /// tiny, tiny-moe, bench-s, bench-m, or a config.json with Hugging Face's keys, or its folder
+    /// [default: tiny]
     #[arg(long, value_name = "NAME|PATH")]
     pub model: Option<String>,
     /// Give the head a table of its own [default: as the model says]
@@ -105,24 +109,50 @@ pub(super) struct ModelArgs {
     /// Keep documents in a sequence apart; not built yet: refused
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub pack_documents: Option<bool>,
-    /// Experts a layer; more than 0 is not built yet: refused [default: 0]
+    /// Experts a layer, in place of its MLP; 0 is none [default: as the model says]
     #[arg(long, value_name = "N")]
     pub num_experts: Option<usize>,
-    /// Experts a token goes to; not built yet: refused
+    /// Experts a token goes to [default: as the model says, else 2]
     #[arg(long, value_name = "N")]
     pub moe_router_topk: Option<usize>,
-    /// How a router scores; not built yet: refused
+    /// How a router scores: softmax over the experts, or sigmoid of each [default: as the model says,
+    /// else softmax]
     #[arg(long, value_enum)]
     pub moe_router_score_function: Option<ScoreFunction>,
-    /// Weight of the balance loss; not built yet: refused
-    #[arg(long, value_name = "X")]
+    /// Weight of the loss of balance [default: as the model says, else 0]
+    #[arg(long, visible_alias = "moe-aux-loss-coefficient", value_name = "X")]
     pub moe_aux_loss_coeff: Option<f64>,
-    /// Weight of the router's z-loss; not built yet: refused
+    /// Weight of the router's z-loss [default: as the model says, else 0]
     #[arg(long, value_name = "X")]
     pub moe_z_loss_coeff: Option<f64>,
-    /// Room of an expert over its fair share; not built yet: refused
+    /// Room of an expert over its fair share of a microbatch; what comes after is dropped [default:
+    /// as the model says, else nothing is dropped]
     #[arg(long, visible_alias = "moe-expert-capacity-factor", value_name = "X")]
     pub moe_capacity_factor: Option<f64>,
+    /// Width of an expert [default: as the model says, else its ffn]
+    #[arg(long, value_name = "N")]
+    pub moe_ffn_hidden_size: Option<usize>,
+    /// Weights of a token's experts are its scores as they are, not divided by their sum [default: as
+    /// the model says, else false]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub moe_router_pre_softmax: Option<bool>,
+    /// Multiplies the weights of a token's experts [default: as the model says, else 1]
+    #[arg(long, value_name = "X")]
+    pub moe_router_topk_scaling_factor: Option<f64>,
+    /// A bias on the choice of experts that evens their load without a loss [default: as the model
+    /// says, else false]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub moe_router_enable_expert_bias: Option<bool>,
+    /// How far that bias moves in a step [default: as the model says, else 0.001]
+    #[arg(long, value_name = "X")]
+    pub moe_router_bias_update_rate: Option<f64>,
+    /// Width of an MLP that every token uses beside its experts; 0 is none [default: as the model
+    /// says, else 0]
+    #[arg(long, value_name = "N")]
+    pub moe_shared_expert_intermediate_size: Option<usize>,
+    /// Each token weighs that MLP by a gate [default: as the model says, else false]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub moe_shared_expert_gate: Option<bool>,
 }
 
 #[derive(Debug, Clone, Default, Args)]

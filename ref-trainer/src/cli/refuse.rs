@@ -8,17 +8,12 @@ use super::words::{Device, DtypeWord, Launch, Log, Recompute, Transport, spelt};
 use crate::failure::Failure;
 
 pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
-    for (flag, degree) in [("cp", args.cp), ("ep", args.ep), ("etp", args.etp)] {
-        if let Some(degree @ 2..) = degree {
-            return unbuilt(
-                flag,
-                &degree.to_string(),
-                "use 1, and dp, tp, pp for the rest",
-            );
-        }
-    }
-    if let Some(stage @ 2..) = args.zero_stage {
-        return unbuilt("zero-stage", &stage.to_string(), "use 0 or 1");
+    if let Some(degree @ 2..) = args.cp {
+        return unbuilt(
+            "cp",
+            &degree.to_string(),
+            "use 1, and dp, tp, pp for the rest",
+        );
     }
     if let Some(way) = args.cp_comm {
         return unbuilt(
@@ -36,13 +31,6 @@ pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
     }
     if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
         return unbuilt("recompute", &spelt(mode), "use none");
-    }
-    if let Some(ranks) = args.hybrid_shard_size {
-        return unbuilt(
-            "hybrid-shard-size",
-            &ranks.to_string(),
-            "shards span all of dp, so leave it out",
-        );
     }
     Ok(())
 }
@@ -66,37 +54,6 @@ pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
             "",
             "the text is one document, so leave it out",
         );
-    }
-    let experts = [
-        (
-            "num-experts",
-            args.num_experts.filter(|n| *n > 0).map(|n| n.to_string()),
-        ),
-        (
-            "moe-router-topk",
-            args.moe_router_topk.map(|n| n.to_string()),
-        ),
-        (
-            "moe-router-score-function",
-            args.moe_router_score_function.map(spelt),
-        ),
-        (
-            "moe-aux-loss-coeff",
-            args.moe_aux_loss_coeff.map(|x| x.to_string()),
-        ),
-        (
-            "moe-z-loss-coeff",
-            args.moe_z_loss_coeff.map(|x| x.to_string()),
-        ),
-        (
-            "moe-capacity-factor",
-            args.moe_capacity_factor.map(|x| x.to_string()),
-        ),
-    ];
-    for (flag, given) in experts {
-        if let Some(value) = given {
-            return unbuilt(flag, &value, "models are dense, so leave it out");
-        }
     }
     Ok(())
 }

@@ -1,8 +1,11 @@
 use super::*;
 use crate::failure::Exit;
 use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind};
+use crate::model_config::Model;
 use proptest::prelude::*;
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::config::MoeConfig;
 
 fn run(line: &str) -> Result<Command, Failure> {
     let words = std::iter::once("quintet").chain(line.split_whitespace());
@@ -45,7 +48,10 @@ const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-paralle
     ulysses-degree pipeline-layout pipeline-model-parallel-layout hybrid-shard-size bucket-bytes \
     reduction-order model dropout window-size pack-documents \
     untie-embeddings-and-output-weights num-experts moe-router-topk moe-router-score-function \
-    moe-aux-loss-coeff moe-z-loss-coeff moe-capacity-factor moe-expert-capacity-factor optimizer \
+    moe-aux-loss-coeff moe-z-loss-coeff moe-capacity-factor moe-expert-capacity-factor \
+    moe-ffn-hidden-size moe-router-pre-softmax moe-router-topk-scaling-factor \
+    moe-router-enable-expert-bias moe-router-bias-update-rate \
+    moe-shared-expert-intermediate-size moe-shared-expert-gate optimizer \
     lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
     eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
     seed data data-path dtype device launch transport threads-per-rank save load save-interval \
@@ -101,6 +107,41 @@ fn each_flag_reaches_the_job() {
             "--cp 1 --ep 1 --etp 1 --virtual-stages 1 --recompute none",
             |_| {},
         ),
+        (
+            "--model tiny-moe --dp 4 --ep 2 --etp 2 --moe-capacity-factor 1.25",
+            |j| {
+                let moe = Model::tiny_moe();
+                (j.model, j.model_name) = (moe.config, "tiny-moe".into());
+                (j.layout.dp, j.layout.ep, j.layout.etp) = (4, 2, 2);
+                let moe = j.model.moe.as_mut().unwrap();
+                moe.capacity_factor = Some(1.25);
+            },
+        ),
+        (
+            "--num-experts 4 --moe-router-score-function sigmoid --moe-router-pre-softmax --moe-aux-loss-coeff 0.5 --moe-z-loss-coeff 0.25 --moe-ffn-hidden-size 9",
+            |j| {
+                j.model.moe = Some(MoeConfig {
+                    score: Score::Sigmoid,
+                    normalize: false,
+                    aux_loss: 0.5,
+                    z_loss: 0.25,
+                    ..MoeConfig::new(4, 2, 9)
+                });
+            },
+        ),
+        (
+            "--num-experts 4 --moe-router-topk 3 --moe-router-topk-scaling-factor 2.5 --moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01 --moe-shared-expert-intermediate-size 7 --moe-shared-expert-gate",
+            |j| {
+                j.model.moe = Some(MoeConfig {
+                    scale: 2.5,
+                    selection_bias: true,
+                    bias_update_rate: 0.01,
+                    shared_ffn: 7,
+                    shared_gate: true,
+                    ..MoeConfig::new(4, 3, 176)
+                });
+            },
+        ),
         ("--tp 2 --sequence-parallel", |j| {
             j.layout.tp = 2;
             j.layout.sequence_parallel = true;
@@ -108,6 +149,17 @@ fn each_flag_reaches_the_job() {
         ("--sequence-parallel=false", |_| {}),
         ("--zero-stage 1", |j| j.layout.zero_stage = 1),
         ("--use-distributed-optimizer", |j| j.layout.zero_stage = 1),
+        ("--zero-stage 2", |j| {
+            (j.layout.zero_stage, j.layout.bucket_bytes) = (2, 1);
+        }),
+        (
+            "--dp 4 --zero-stage 3 --hybrid-shard-size 2 --bucket-bytes 70",
+            |j| {
+                j.layout.dp = 4;
+                (j.layout.zero_stage, j.layout.bucket_bytes) = (3, 70);
+                j.layout.hybrid_shard_size = Some(2);
+            },
+        ),
         ("--schedule gpipe", |j| {
             j.layout.schedule = ScheduleKind::GPipe
         }),
@@ -193,30 +245,37 @@ fn each_flag_reaches_the_job() {
 }
 
 #[test]
+fn experts_that_cannot_be_are_refused() {
+    refused("--ep 2", "cuts experts, and the model has none");
+    refused(
+        "--moe-router-topk 2",
+        "--moe-router-topk is a rule for experts",
+    );
+    let moe = |flags: &str| format!("verify --model tiny-moe --dp 2 --tp 2 {flags}");
+    refused(&moe("--ep 3"), "valid: 1, 2, 4");
+    refused(&moe("--ep 2 --etp 4"), "valid: 1");
+    refused(&moe("--etp 3"), "divisors: 1, 2, 4");
+    refused(&moe("--num-experts 6 --ep 4"), "must divide the 6 experts");
+    refused(&moe("--moe-router-topk 9"), "from 1 to the 8 experts");
+    refused(&moe("--moe-capacity-factor -1"), "must be from 0");
+    refused(&moe("--moe-aux-loss-coeff nan"), "must be from 0");
+    refused(&moe("--moe-shared-expert-gate"), "needs shared experts");
+}
+
+#[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
         "--cp 2",
         "--context-parallel-size 4",
-        "--ep 2",
-        "--etp 2",
-        "--zero-stage 2",
-        "--zero-stage 3",
         "--cp-comm ring",
         "--cp-comm all-gather",
         "--cp-comm ulysses",
         "--recompute selective",
         "--recompute full",
         "--ulysses-degree 2",
-        "--hybrid-shard-size 2",
         "--dropout 0.1",
         "--window-size 16",
         "--pack-documents",
-        "--num-experts 4",
-        "--moe-router-topk 2",
-        "--moe-router-score-function sigmoid",
-        "--moe-aux-loss-coeff 0.01",
-        "--moe-z-loss-coeff 0.001",
-        "--moe-capacity-factor 1.25",
         "--dtype bf16",
         "--device emulated",
         "--device cuda",
@@ -228,7 +287,6 @@ fn what_is_not_built_is_refused_by_name() {
         "--transport mpi",
         "--log-format megatron",
         "--trace t.json",
-        "--model tiny-moe",
     ];
     for flags in cases {
         for subcommand in ["", "train"] {
@@ -289,6 +347,15 @@ fn slips_are_named_in_one_sentence() {
         ("--pipeline-layout 1,x", "x"),
         ("--gbs 3", "nearest: 4"),
         ("--zero-stage 4", "0..=3"),
+        (
+            "--dp 4 --zero-stage 3 --hybrid-shard-size 3",
+            "dp 4 x cp 1 = 4 replicas; valid: 1, 2, 4",
+        ),
+        (
+            "--dp 4 --zero-stage 2 --hybrid-shard-size 0",
+            "valid: 1, 2, 4",
+        ),
+        ("--dp 4 --hybrid-shard-size 2", "use zero-stage 1, 2 or 3"),
         (
             "--zero-stage 0 --use-distributed-optimizer",
             "cannot be used with",
@@ -683,9 +750,9 @@ proptest! {
 
     /// The same with every layout flag sound in form, which gets further in.
     #[test]
-    fn no_layout_panics(degrees in prop::collection::vec(0usize..70, 3), batch in prop::collection::vec(0u64..100, 3), zero in 0u8..2) {
+    fn no_layout_panics(degrees in prop::collection::vec(0usize..70, 3), batch in prop::collection::vec(0u64..100, 3), zero in 0u8..4, within in 0usize..9) {
         let line = format!(
-            "verify --dp {} --tp {} --pp {} --mbs {} --gbs {} --seq-len {} --zero-stage {zero}",
+            "verify --dp {} --tp {} --pp {} --mbs {} --gbs {} --seq-len {} --zero-stage {zero} --hybrid-shard-size {within}",
             degrees[0], degrees[1], degrees[2], batch[0], batch[1], batch[2]
         );
         if let Err(failure) = run(&line) {

@@ -2,6 +2,7 @@
 //! what is said of them is not "invalid value".
 
 use clap::ValueEnum;
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use crate::job::{Decay, LogFormat, OptimizerKind};
@@ -68,6 +69,15 @@ pub(super) enum ReductionOrder {
 pub(super) enum ScoreFunction {
     Softmax,
     Sigmoid,
+}
+
+impl From<ScoreFunction> for Score {
+    fn from(word: ScoreFunction) -> Self {
+        match word {
+            ScoreFunction::Softmax => Self::Softmax,
+            ScoreFunction::Sigmoid => Self::Sigmoid,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -32,6 +32,11 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("cp", l.cp, MOST_RANKS),
         ("ep", l.ep, MOST_RANKS),
         ("etp", l.etp, MOST_RANKS),
+        (
+            "hybrid-shard-size",
+            l.hybrid_shard_size.unwrap_or(1),
+            MOST_RANKS,
+        ),
         ("virtual-stages", l.virtual_stages, 1 << 16),
         ("seq-length", b.seq, MOST),
         ("micro-batch-size", b.micro_batch, MOST),
@@ -45,7 +50,19 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("the model's head_dim", m.head_dim, 1 << 16),
         ("the model's ffn", m.ffn, 1 << 20),
     ];
-    for (name, value, most) in lengths {
+    let moe = m.moe.iter().flat_map(|moe| {
+        [
+            ("num-experts", moe.experts, 1 << 14),
+            ("moe-router-topk", moe.topk, 1 << 14),
+            ("moe-ffn-hidden-size", moe.ffn, 1 << 20),
+            (
+                "moe-shared-expert-intermediate-size",
+                moe.shared_ffn,
+                1 << 20,
+            ),
+        ]
+    });
+    for (name, value, most) in lengths.into_iter().chain(moe) {
         if value > most {
             return Err(Failure::usage(format!("{name} is {value}; at most {most}")));
         }

@@ -1,9 +1,10 @@
 //! How the planner's types are spelt in a file; the planner itself knows no file.
 
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::norm::NormKind;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_parallel_layers::{Architecture, MlpKind, Positions};
-use quintet_planner::config::{Batch, Layout, ModelConfig};
+use quintet_planner::config::{Batch, Layout, ModelConfig, MoeConfig};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -19,8 +20,68 @@ pub(super) struct ModelDef {
     rope_theta: f64,
     norm_eps: f64,
     tied: bool,
+    /// A model that says nothing of experts has none.
+    #[serde(default, with = "moe", skip_serializing_if = "Option::is_none")]
+    moe: Option<MoeConfig>,
     #[serde(default = "llama", with = "ArchitectureDef")]
     architecture: Architecture,
+}
+
+/// What a file leaves out of a mixture of experts is off.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MoeConfig", deny_unknown_fields)]
+struct MoeDef {
+    experts: usize,
+    topk: usize,
+    ffn: usize,
+    #[serde(with = "ScoreDef", default)]
+    score: Score,
+    normalize: bool,
+    scale: f64,
+    #[serde(default)]
+    selection_bias: bool,
+    #[serde(default)]
+    bias_update_rate: f64,
+    #[serde(default)]
+    aux_loss: f64,
+    #[serde(default)]
+    z_loss: f64,
+    #[serde(default)]
+    capacity_factor: Option<f64>,
+    #[serde(default)]
+    shared_ffn: usize,
+    #[serde(default)]
+    shared_gate: bool,
+    #[serde(default)]
+    first_dense: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Score", rename_all = "kebab-case")]
+enum ScoreDef {
+    Softmax,
+    Sigmoid,
+}
+
+mod moe {
+    use super::{MoeConfig, MoeDef};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Held(#[serde(with = "MoeDef")] MoeConfig);
+
+    pub(super) fn serialize<S: Serializer>(
+        moe: &Option<MoeConfig>,
+        s: S,
+    ) -> Result<S::Ok, S::Error> {
+        moe.map(Held).serialize(s)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        d: D,
+    ) -> Result<Option<MoeConfig>, D::Error> {
+        Ok(Option::<Held>::deserialize(d)?.map(|held| held.0))
+    }
 }
 
 /// A file that says nothing of it means a Llama.
@@ -92,6 +153,8 @@ pub(super) struct LayoutDef {
     sequence_parallel: bool,
     #[serde(default)]
     zero_stage: u8,
+    #[serde(default)]
+    hybrid_shard_size: Option<usize>,
     #[serde(default, with = "schedule")]
     schedule: ScheduleKind,
     #[serde(default = "one")]

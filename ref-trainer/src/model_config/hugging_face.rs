@@ -224,6 +224,7 @@ fn rotary_decoder(keys: &Map<String, Value>, architecture: Architecture) -> Resu
         norm_eps: number(keys, "rms_norm_eps")?
             .ok_or("rms_norm_eps is missing; a model of this kind has one, often 1e-5 or 1e-6")?,
         tied: flag(keys, "tie_word_embeddings")?.unwrap_or(false),
+        moe: None,
         architecture,
     };
     let positions = length(keys, "max_position_embeddings", 1 << 30)?;
@@ -268,6 +269,7 @@ fn gpt2(keys: &Map<String, Value>) -> Result<Model, String> {
         rope_theta: ROPE_THETA,
         norm_eps: number(keys, "layer_norm_epsilon")?.unwrap_or(1e-5),
         tied: flag(keys, "tie_word_embeddings")?.unwrap_or(true),
+        moe: None,
         architecture: Architecture::gpt2(positions),
     };
     Ok(model(config, positions))

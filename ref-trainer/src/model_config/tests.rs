@@ -40,6 +40,7 @@ fn a_llama_file_is_read() {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: false,
+        moe: None,
         architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
@@ -219,7 +220,6 @@ fn missing_mistyped_and_absurd_values_are_refused() {
 #[test]
 fn files_and_names_that_are_none_are_refused() {
     let said = |name: &str| Model::named(name).unwrap_err().to_string();
-    assert!(said("tiny-moe").contains("experts are not built yet"));
     assert!(said("bench-xl").contains("no such preset or file"));
     let text = |text: &str| Model::from_json("c", text).unwrap_err().to_string();
     assert!(text("").contains("not JSON"));

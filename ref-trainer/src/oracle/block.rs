@@ -1,4 +1,4 @@
-//! One decoder block.
+//! One decoder block, for the tokens of a microbatch, sample after sample.
 //!
 //! ```text
 //! x ---> norm -> q, k, v -> (norm q, k) -> rope(q, k) -> attention -> o --> + = mid ---> norm -> mlp --> + = out
@@ -7,10 +7,13 @@
 //! mlp    SwiGLU: gate, up -> swiglu -> down        GELU: up -> gelu -> down
 //! ```
 
+use std::ops::Range;
+
 use quintet_parallel_layers::MlpKind;
 use quintet_planner::config::ModelConfig;
 
 use super::dense::{Dense, norm, norm_backward};
+use super::moe::{self, LayerRouting};
 use super::ops::{
     Turn, add, attention, attention_backward, gelu, gelu_backward, rms_norm, rms_norm_backward,
     rope, swiglu, swiglu_backward,
@@ -26,14 +29,22 @@ pub(super) struct Saved {
     q_the: Vec<f64>,
     k_ske: Vec<f64>,
     v_ske: Vec<f64>,
-    p_hts: Vec<f64>,
+    /// By sample.
+    p_hts: Vec<Vec<f64>>,
     o_the: Vec<f64>,
     mid_td: Vec<f64>,
     b_td: Vec<f64>,
-    /// Of SwiGLU alone.
-    gate_tf: Vec<f64>,
-    up_tf: Vec<f64>,
-    act_tf: Vec<f64>,
+    mlp: Mlp,
+}
+
+enum Mlp {
+    Dense {
+        /// Of SwiGLU alone.
+        gate_tf: Vec<f64>,
+        up_tf: Vec<f64>,
+        act_tf: Vec<f64>,
+    },
+    Moe(moe::Saved),
 }
 
 /// Name of a part of a block, such as `mlp.up_proj`; its weight and bias have it in front.
@@ -46,15 +57,18 @@ fn dense<'a>(config: &'a ModelConfig, layer: usize) -> impl Fn(&str) -> Dense + 
     move |part| Dense::of(config, layer, part)
 }
 
-/// The residual stream after block `layer`, from that before it.
+/// The residual stream after block `layer`, from that before it; `lens` are the tokens of each
+/// sample.
 pub(super) fn forward(
     config: &ModelConfig,
     params: &Params,
     layer: usize,
+    lens: &[usize],
     x_td: &[f64],
-) -> Result<(Vec<f64>, Saved), OracleError> {
+) -> Result<(Vec<f64>, Saved, LayerRouting), OracleError> {
     let linear = dense(config, layer);
-    let (head, positions) = (head(config), positions(x_td.len() / config.hidden));
+    let (head, positions) = (head(config), positions(lens));
+    let (q_len, kv_len) = widths(config);
 
     let a_td = norm(config, params, &name(layer, "input_layernorm"), x_td)?;
     let mut q_the = linear("self_attn.q_proj").forward(params, &a_td)?;
@@ -68,7 +82,14 @@ pub(super) fn forward(
         }
         rope(x, &positions, head, config.rope_theta, Turn::Forward);
     }
-    let (o_the, p_hts) = attention(config, &q_the, &k_ske, &v_ske);
+    let (mut o_the, mut p_hts, mut first) = (Vec::new(), Vec::new(), 0);
+    for len in lens {
+        let (q, kv) = ranges(first, *len, q_len, kv_len);
+        let (o, p) = attention(config, &q_the[q], &k_ske[kv.clone()], &v_ske[kv]);
+        o_the.extend(o);
+        p_hts.push(p);
+        first += len;
+    }
     let mut mid_td = linear("self_attn.o_proj").forward(params, &o_the)?;
     add(&mut mid_td, x_td);
 
@@ -78,16 +99,27 @@ pub(super) fn forward(
         &name(layer, "post_attention_layernorm"),
         &mid_td,
     )?;
-    let up_tf = linear("mlp.up_proj").forward(params, &b_td)?;
-    let (gate_tf, act_tf) = match config.architecture.mlp {
-        MlpKind::SwiGlu => {
-            let gate_tf = linear("mlp.gate_proj").forward(params, &b_td)?;
-            let act_tf = swiglu(&gate_tf, &up_tf);
-            (gate_tf, act_tf)
-        }
-        MlpKind::Gelu => (Vec::new(), gelu(&up_tf)),
+    let (mut out_td, mlp, routing) = if let Some(moe) = config.moe_at(layer) {
+        let (out_td, saved, routing) = moe::forward(config, moe, params, layer, &b_td)?;
+        (out_td, Mlp::Moe(saved), routing)
+    } else {
+        let up_tf = linear("mlp.up_proj").forward(params, &b_td)?;
+        let (gate_tf, act_tf) = match config.architecture.mlp {
+            MlpKind::SwiGlu => {
+                let gate_tf = linear("mlp.gate_proj").forward(params, &b_td)?;
+                let act_tf = swiglu(&gate_tf, &up_tf);
+                (gate_tf, act_tf)
+            }
+            MlpKind::Gelu => (Vec::new(), gelu(&up_tf)),
+        };
+        let out_td = linear("mlp.down_proj").forward(params, &act_tf)?;
+        let mlp = Mlp::Dense {
+            gate_tf,
+            up_tf,
+            act_tf,
+        };
+        (out_td, mlp, LayerRouting::default())
     };
-    let mut out_td = linear("mlp.down_proj").forward(params, &act_tf)?;
     add(&mut out_td, &mid_td);
 
     let saved = Saved {
@@ -101,39 +133,55 @@ pub(super) fn forward(
         o_the,
         mid_td,
         b_td,
-        gate_tf,
-        up_tf,
-        act_tf,
+        mlp,
     };
-    Ok((out_td, saved))
+    Ok((out_td, saved, routing))
 }
 
 /// Gradient of the residual stream before block `layer`, from that after it; the gradients of its
 /// parameters are added into `grads`. The lines of [`forward`], from the last to the first.
 pub(super) fn backward(
     config: &ModelConfig,
-    params: &Params,
-    grads: &mut Params,
+    (params, grads): (&Params, &mut Params),
     layer: usize,
+    (lens, share): (&[usize], f64),
     saved: &Saved,
     dout_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
     let linear = dense(config, layer);
-    let (head, positions) = (head(config), positions(saved.x_td.len() / config.hidden));
+    let (head, positions) = (head(config), positions(lens));
+    let (q_len, kv_len) = widths(config);
 
-    let dact_tf = linear("mlp.down_proj").backward(params, grads, dout_td, &saved.act_tf)?;
-    let mut db_td = match config.architecture.mlp {
-        MlpKind::SwiGlu => {
-            let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, &saved.gate_tf, &saved.up_tf);
-            let mut db_td = linear("mlp.up_proj").backward(params, grads, &dup_tf, &saved.b_td)?;
-            let by_gate =
-                linear("mlp.gate_proj").backward(params, grads, &dgate_tf, &saved.b_td)?;
-            add(&mut db_td, &by_gate);
-            db_td
+    let mut db_td = match (&saved.mlp, config.moe_at(layer)) {
+        (Mlp::Moe(saved), Some(moe)) => {
+            let both = (params, &mut *grads);
+            moe::backward(config, moe, both, layer, (saved, share), dout_td)?
         }
-        MlpKind::Gelu => {
-            let dup_tf = gelu_backward(&dact_tf, &saved.up_tf);
-            linear("mlp.up_proj").backward(params, grads, &dup_tf, &saved.b_td)?
+        (Mlp::Moe(_), None) => return Err(OracleError::Config("a dense block has no experts")),
+        (
+            Mlp::Dense {
+                gate_tf,
+                up_tf,
+                act_tf,
+            },
+            _,
+        ) => {
+            let dact_tf = linear("mlp.down_proj").backward(params, grads, dout_td, act_tf)?;
+            match config.architecture.mlp {
+                MlpKind::SwiGlu => {
+                    let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, gate_tf, up_tf);
+                    let up = linear("mlp.up_proj");
+                    let mut db_td = up.backward(params, grads, &dup_tf, &saved.b_td)?;
+                    let gate = linear("mlp.gate_proj");
+                    let by_gate = gate.backward(params, grads, &dgate_tf, &saved.b_td)?;
+                    add(&mut db_td, &by_gate);
+                    db_td
+                }
+                MlpKind::Gelu => {
+                    let dup_tf = gelu_backward(&dact_tf, up_tf);
+                    linear("mlp.up_proj").backward(params, grads, &dup_tf, &saved.b_td)?
+                }
+            }
         }
     };
     let norm2 = name(layer, "post_attention_layernorm");
@@ -142,8 +190,18 @@ pub(super) fn backward(
     add(&mut dmid_td, dout_td);
 
     let do_the = linear("self_attn.o_proj").backward(params, grads, &dmid_td, &saved.o_the)?;
-    let qkv = (&saved.q_the[..], &saved.k_ske[..], &saved.v_ske[..]);
-    let (mut dq_the, mut dk_ske, dv_ske) = attention_backward(config, &do_the, qkv, &saved.p_hts);
+    let (mut dq_the, mut dk_ske, mut dv_ske) = (Vec::new(), Vec::new(), Vec::new());
+    let mut first = 0;
+    for (len, p_hts) in lens.iter().zip(&saved.p_hts) {
+        let (q, kv) = ranges(first, *len, q_len, kv_len);
+        let (k, v) = (&saved.k_ske[kv.clone()], &saved.v_ske[kv]);
+        let qkv = (&saved.q_the[q.clone()], k, v);
+        let (dq, dk, dv) = attention_backward(config, &do_the[q], qkv, p_hts);
+        dq_the.extend(dq);
+        dk_ske.extend(dk);
+        dv_ske.extend(dv);
+        first += len;
+    }
     for (part, dx, raw) in [
         ("q_norm", &mut dq_the, &saved.raw[0]),
         ("k_norm", &mut dk_ske, &saved.raw[1]),
@@ -179,6 +237,20 @@ fn head(config: &ModelConfig) -> (usize, usize) {
 }
 
 /// A sample starts at position 0.
-fn positions(tokens: usize) -> Vec<usize> {
-    (0..tokens).collect()
+fn positions(lens: &[usize]) -> Vec<usize> {
+    lens.iter().flat_map(|len| 0..*len).collect()
+}
+
+/// Widths of a token's queries, and of its keys or values.
+fn widths(config: &ModelConfig) -> (usize, usize) {
+    (
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+    )
+}
+
+/// Where the queries, and the keys and values, of the `len` tokens from `first` lie.
+fn ranges(first: usize, len: usize, q_len: usize, kv_len: usize) -> (Range<usize>, Range<usize>) {
+    let of = |width: usize| first * width..(first + len) * width;
+    (of(q_len), of(kv_len))
 }

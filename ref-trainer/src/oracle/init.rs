@@ -6,10 +6,11 @@ use quintet_planner::config::ModelConfig;
 
 use super::block::name;
 use super::dense::{Dense, norm_params};
-use super::{EMBEDDING, HEAD, LAST, POSITIONS, Params};
+use super::{EMBEDDING, HEAD, LAST, POSITIONS, Params, moe};
 
 /// Every parameter, in the order of the forward pass, with its shape: `[out, in]` of a matrix,
-/// `[vocab, hidden]` of a table, one number a feature of a norm or a bias.
+/// `[vocab, hidden]` of a table, one number a feature of a norm or a bias, `[experts, out, in]` of
+/// all experts' matrices.
 #[must_use]
 pub fn param_shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let d = config.hidden;
@@ -39,6 +40,10 @@ pub fn param_shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
             }
         }
         all.extend(norm(&name(layer, "post_attention_layernorm")));
+        if let Some(moe) = config.moe_at(layer) {
+            all.extend(moe::params(config, moe, layer));
+            continue;
+        }
         if config.architecture.mlp == MlpKind::SwiGlu {
             all.extend(linear("mlp.gate_proj"));
         }
@@ -52,14 +57,14 @@ pub fn param_shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     all
 }
 
-/// Where training starts: norms 1, biases 0, all else `std * normal`, where the two matrices that write to
-/// the residual stream (o_proj, down_proj) take `std / sqrt(2 layers)` (GPT-2's rule). Element
+/// Where training starts: norms 1, biases 0, all else `std * normal`, where the two matrices that
+/// write to the residual stream (o_proj, down_proj) take `std / sqrt(2 layers)` (GPT-2's rule). Element
 /// `i` is `Stream::new(seed, name).normal(i)` times that, in this order of multiplication.
 #[must_use]
 pub fn init(config: &ModelConfig, seed: u64, std: f64) -> Params {
     let small = std / (2.0 * config.layers as f64).sqrt();
     draw(config, seed, |name, shape| match shape.len() {
-        1 if name.ends_with(".bias") => (0.0, 0.0),
+        1 if name.ends_with("bias") => (0.0, 0.0),
         1 => (1.0, 0.0),
         _ if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") => (0.0, small),
         _ => (0.0, std),
@@ -67,13 +72,13 @@ pub fn init(config: &ModelConfig, seed: u64, std: f64) -> Params {
 }
 
 /// Where a comparison starts: every parameter at random, so that none is special, and of a scale
-/// at which every gradient is felt. Norms `1 + 0.1 normal`; biases `0.1 normal`; all else `normal / sqrt(in)`, where
-/// the embedding counts as the head it may be tied to, so that logits are of order 1.
+/// at which every gradient is felt. Norms `1 + 0.1 normal`; biases `0.1 normal`; all else
+/// `normal / sqrt(in)`, where the embedding counts as the head it may be tied to, so that logits are of order 1.
 #[must_use]
 pub fn init_random(config: &ModelConfig, seed: u64) -> Params {
     draw(config, seed, |name, shape| match shape {
-        [_, inputs] => (0.0, 1.0 / (*inputs as f64).sqrt()),
-        _ if name.ends_with(".bias") => (0.0, 0.1),
+        [_, .., inputs] => (0.0, 1.0 / (*inputs as f64).sqrt()),
+        _ if name.ends_with("bias") => (0.0, 0.1),
         _ => (1.0, 0.1),
     })
 }

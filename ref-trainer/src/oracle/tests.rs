@@ -6,6 +6,7 @@ use quintet_parallel_layers::philox::Stream;
 use super::*;
 
 mod golden;
+mod moe;
 
 /// GQA, heads * head_dim other than hidden, an odd width, a vocabulary that is no power of two.
 fn small(tied: bool) -> ModelConfig {
@@ -20,6 +21,7 @@ fn small(tied: bool) -> ModelConfig {
         rope_theta: 100.0,
         norm_eps: 1e-5,
         tied,
+        moe: None,
         architecture: Architecture::LLAMA,
     }
 }
@@ -106,8 +108,13 @@ fn nothing_counted_is_loss_zero_and_gradient_zero() {
 fn twice_the_loss_is_twice_the_gradient() {
     let (config, samples) = (small(false), batch(13));
     let params = init_random(&config, 2);
-    let (_, once) = backward(&config, &params, &samples, 0.25).unwrap();
-    let (_, mut twice) = backward(&config, &params, &samples, 0.5).unwrap();
+    let scaled = |scale| {
+        let mut grads = step(&config, &params, &[]).unwrap().grads;
+        let saved = forward(&config, &params, &samples).unwrap();
+        backward(&config, &params, &samples, saved, (scale, 1.0), &mut grads).unwrap();
+        grads
+    };
+    let (once, mut twice) = (scaled(0.25), scaled(0.5));
     twice.values_mut().flatten().for_each(|g| *g *= 0.5);
     assert_eq!(once, twice);
 }

@@ -28,9 +28,15 @@ pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String
     }
     let all: u64 = forecast.traffic.values().sum();
     if all > 0 {
+        let rows = forecast.row_bytes.map_or(String::new(), |each| {
+            format!(
+                "; and {} for each token and expert on another rank",
+                bytes(each)
+            )
+        });
         lines.push((
             "traffic",
-            format!("{} a step: {}", bytes(all), shares(&forecast.traffic)),
+            format!("{} a step: {}{rows}", bytes(all), shares(&forecast.traffic)),
         ));
     }
     lines
@@ -39,13 +45,7 @@ pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String
 /// `dp 2 x tp 2 = 4 ranks`.
 pub(super) fn degrees(job: &Job) -> String {
     let l = &job.layout;
-    let axes = [
-        ("dp", l.dp),
-        ("tp", l.tp),
-        ("pp", l.pp),
-        ("cp", l.cp),
-        ("ep", l.ep),
-    ];
+    let axes = [("dp", l.dp), ("tp", l.tp), ("pp", l.pp), ("cp", l.cp)];
     let cut: Vec<String> = axes
         .iter()
         .filter(|(_, degree)| *degree > 1)
@@ -84,11 +84,20 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
         let of = if l.chunks() == 1 { "" } else { " of a chunk" };
         text += &format!(", activations of {held} microbatches{of} at most");
     }
+    if l.ep * l.etp > 1 {
+        text += &format!("; experts over ep {}", l.ep);
+        if l.etp > 1 {
+            text += &format!(" x etp {}", l.etp);
+        }
+    }
     if l.sequence_parallel && l.tp > 1 {
         text += "; sequence parallel";
     }
     if l.zero_stage > 0 {
         text += &format!("; ZeRO {}", l.zero_stage);
+        if let Some(within) = l.hybrid_shard_size {
+            text += &format!(" within {within} replicas");
+        }
     }
     if job.threads_per_rank > 1 {
         text += &format!("; {} threads a rank", job.threads_per_rank);
@@ -120,8 +129,18 @@ fn rank_map(job: &Job) -> Option<String> {
 
 fn model(job: &Job, forecast: &Forecast) -> String {
     let m = &job.model;
+    let experts = m.moe.as_ref().map_or(String::new(), |moe| {
+        let shared = match moe.shared_ffn {
+            0 => String::new(),
+            width => format!(" and shared {width}"),
+        };
+        format!(
+            ", {} of {} experts of {}{shared}",
+            moe.topk, moe.experts, moe.ffn
+        )
+    });
     format!(
-        "{}: {} parameters in {} ({} layers, hidden {}, {} heads, {} KV, ffn {}, vocab {}{})",
+        "{}: {} parameters in {} ({} layers, hidden {}, {} heads, {} KV, ffn {}{experts}, vocab {}{})",
         job.model_name,
         count(forecast.parameters),
         job.dtype.name(),

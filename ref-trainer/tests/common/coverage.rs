@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::config::MoeConfig;
 use quintet_ref_trainer::job::OptimizerKind;
 
 use super::Draw;
@@ -27,12 +29,15 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 14] = [
+const PAIRED: [&str; 23] = [
     "dp",
     "tp",
     "pp",
     "sequence-parallel",
-    "zero 1",
+    "zero",
+    "zero 2, 3",
+    "zero 3",
+    "hybrid",
     "tied",
     "uneven stages",
     "kv heads < tp",
@@ -42,18 +47,26 @@ const PAIRED: [&str; 14] = [
     "zb-h1",
     "dualpipe-v",
     "clip",
+    "experts",
+    "ep",
+    "etp",
+    "capacity",
+    "aux loss",
+    "shared experts",
 ];
 /// Only one of these is in a draw, so that each is in a tenth of those that could have it.
 const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
 const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
 /// Rare by nature: they must occur.
-const RARE: [&str; 5] = [
+const RARE: [&str; 7] = [
+    "hybrid, several shards",
     "nothing valid in a step",
     "empty shard of vocab",
     "empty shard of ffn",
     "adamw",
     "five or more ranks",
+    "etp",
 ];
 
 fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
@@ -71,6 +84,9 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         on: possible && on,
     };
     let everywhere = |name, on| feature(name, true, on);
+    let moe = m.moe.is_some();
+    let of_moe =
+        |name, on: fn(&MoeConfig) -> bool| feature(name, moe, m.moe.as_ref().is_some_and(on));
     vec![
         everywhere("dp", l.dp > 1),
         everywhere("tp", l.tp > 1),
@@ -78,7 +94,19 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),
         feature("sequence-parallel", l.tp > 1, l.sequence_parallel),
-        feature("zero 1", l.dp > 1, l.zero_stage == 1),
+        feature("zero", l.dp > 1, l.zero_stage > 0),
+        feature("zero 2, 3", l.dp > 1, l.zero_stage > 1),
+        feature("zero 3", l.dp > 1, l.zero_stage == 3),
+        feature(
+            "hybrid",
+            l.dp > 1 && l.zero_stage > 0,
+            l.hybrid_shard_size.is_some(),
+        ),
+        feature(
+            "hybrid, several shards",
+            l.dp > 3 && l.zero_stage > 0,
+            l.hybrid_shard_size.is_some_and(|h| h > 1),
+        ),
         everywhere("tied", m.tied),
         feature(
             "tied over stages",
@@ -135,6 +163,19 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         feature("empty shard of ffn", l.tp > 2, m.ffn < l.tp),
         everywhere("adamw", o.kind == OptimizerKind::AdamW),
         everywhere("five or more ranks", l.world() > 4),
+        everywhere("experts", m.moe.is_some()),
+        feature("ep", moe && l.dp * l.tp > 1, l.ep > 1),
+        feature("etp", moe && l.dp * l.tp / l.ep > 1, l.etp > 1),
+        of_moe("several choices", |moe| moe.topk > 1),
+        of_moe("sigmoid scores", |moe| moe.score == Score::Sigmoid),
+        of_moe("weights as they are", |moe| !moe.normalize),
+        of_moe("bias on the choice", |moe| moe.selection_bias),
+        of_moe("aux loss", |moe| moe.aux_loss > 0.0),
+        of_moe("z-loss", |moe| moe.z_loss > 0.0),
+        of_moe("capacity", |moe| moe.capacity_factor.is_some()),
+        of_moe("shared experts", |moe| moe.shared_ffn > 0),
+        of_moe("gated shared experts", |moe| moe.shared_gate),
+        of_moe("a dense first block", |moe| moe.first_dense > 0),
         everywhere(
             "hidden is not heads x head_dim",
             m.hidden != m.heads * m.head_dim,

@@ -19,10 +19,11 @@ use std::path::PathBuf;
 use proptest::bool::weighted;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_parallel_layers::{Architecture, Positions};
-use quintet_planner::config::{Batch, Layout, ModelConfig};
+use quintet_planner::config::{Batch, Layout, ModelConfig, MoeConfig};
 use quintet_ref_trainer::compare::compare;
 use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
 use quintet_ref_trainer::job::{DataSource, Dtype, Job, OptimizerKind, OptimizerOptions};
@@ -41,7 +42,7 @@ pub struct Genes {
     pub layers: (usize, bool, usize),
     /// Sequence length, microbatch and microbatches of a replica, beyond the least.
     pub batch: (usize, usize, usize),
-    /// Sequence-parallel, ZeRO-1, tied, any order, clipping, weight decay, two threads.
+    /// Sequence-parallel, hybrid sharding, tied, any order, clipping, weight decay, two threads.
     pub flags: [bool; 7],
     /// Place in [`SCHEDULES`], chunks a stage beyond two where that is free.
     pub schedule: (usize, usize),
@@ -51,10 +52,30 @@ pub struct Genes {
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// ZeRO stage, and the place of the hybrid one's shards among the divisors of dp.
+    pub zero: (u8, usize),
+    /// Experts, if there are any.
+    pub experts: Option<ExpertGenes>,
     /// Place in [`ARCHITECTURES`].
     pub architecture: usize,
     /// Of weights, data and masks.
     pub seed: u64,
+}
+
+/// What a mixture of experts is made of.
+#[derive(Debug, Clone)]
+pub struct ExpertGenes {
+    /// Places in the valid degrees of ep, and then of etp.
+    pub cut: (usize, usize),
+    /// Experts a rank of ep, choices of a token, width, each beyond the least.
+    pub lens: (usize, usize, usize),
+    /// Sigmoid scores, weights as they are, a factor on them, a bias on the choice, a loss of
+    /// balance, a z-loss, the first block dense.
+    pub flags: [bool; 7],
+    /// Place in [`CAPACITIES`].
+    pub capacity: usize,
+    /// No shared experts, some, some with a gate.
+    pub shared: usize,
 }
 
 /// A job with its data.
@@ -87,6 +108,9 @@ enum Mask {
     /// Everything.
     All,
 }
+
+/// Room of an expert: without end, hardly any, little, enough for most.
+const CAPACITIES: [Option<f64>; 4] = [None, Some(0.2), Some(0.7), Some(1.3)];
 
 /// Llama most often; GPT-2 with as many positions as any draw has; every part of the others.
 const ARCHITECTURES: [Architecture; 6] = [
@@ -170,10 +194,15 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         0..BUCKETS.len(),
         0..ARCHITECTURES.len(),
         (0..SCHEDULES.len(), 0..2_usize),
+        (
+            prop_oneof![2 => Just(0_u8), 2 => Just(1), 3 => Just(2), 4 => Just(3)],
+            0..4_usize,
+        ),
         any::<u32>(),
+        proptest::option::weighted(0.6, experts()),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, architecture, schedule, seed) = rest;
+        let (optimizer, mask, bucket, architecture, schedule, zero, seed, experts) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -185,27 +214,87 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            zero,
             architecture,
             schedule,
             seed,
+            experts,
         };
         genes.draw(dtype)
     })
 }
 
+fn experts() -> impl Strategy<Value = ExpertGenes> {
+    let flags = [0.5, 0.4, 0.4, 0.5, 0.6, 0.5, 0.4].map(weighted);
+    (
+        (0..8_usize, 0..8_usize),
+        (0..3_usize, 0..4_usize, 0..7_usize),
+        flags,
+        prop_oneof![1 => Just(0), 1 => 0..CAPACITIES.len()],
+        0..3_usize,
+    )
+        .prop_map(|(cut, lens, flags, capacity, shared)| ExpertGenes {
+            cut,
+            lens,
+            flags,
+            capacity,
+            shared,
+        })
+}
+
+impl ExpertGenes {
+    /// ep and etp, of so many ranks that experts are folded into.
+    fn degrees(&self, folded: usize) -> (usize, usize) {
+        let divisor = |n: usize, place: usize| {
+            let all: Vec<usize> = (1..=n).filter(|d| n.is_multiple_of(*d)).collect();
+            all[place % all.len()]
+        };
+        let ep = divisor(folded, self.cut.0);
+        (ep, divisor(folded / ep, self.cut.1))
+    }
+
+    fn config(&self, ep: usize) -> MoeConfig {
+        let [sigmoid, plain, scaled, bias, aux, z, dense] = self.flags;
+        let experts = ep * (self.lens.0 + 1);
+        let topk = (self.lens.1 + 1).min(experts);
+        MoeConfig {
+            score: if sigmoid {
+                Score::Sigmoid
+            } else {
+                Score::Softmax
+            },
+            normalize: !plain,
+            scale: if scaled { 1.5 } else { 1.0 },
+            selection_bias: bias,
+            bias_update_rate: 0.01,
+            aux_loss: if aux { 0.3 } else { 0.0 },
+            z_loss: if z { 0.1 } else { 0.0 },
+            capacity_factor: CAPACITIES[self.capacity],
+            shared_ffn: if self.shared > 0 { 3 } else { 0 },
+            shared_gate: self.shared > 1,
+            first_dense: usize::from(dense),
+            ..MoeConfig::new(experts, topk, self.lens.2 + 1)
+        }
+    }
+}
+
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
         let (dp, tp, pp) = meshes()[self.mesh];
-        let [sequence_parallel, zero, tied, any_order, clip, decay, two] = self.flags;
+        let [sequence_parallel, hybrid, tied, any_order, clip, decay, two] = self.flags;
         let (schedule, virtual_stages) = self.kind(pp);
         let places = pp * schedule.chunks().unwrap_or(virtual_stages);
         let (counts, uneven) = self.stage_layers(places);
+        let (ep, etp) = self.experts.as_ref().map_or((1, 1), |e| e.degrees(dp * tp));
         let layout = Layout {
+            ep,
+            etp,
             dp,
             tp,
             pp,
             sequence_parallel,
-            zero_stage: u8::from(zero),
+            zero_stage: self.zero.0,
+            hybrid_shard_size: self.hybrid(dp).filter(|_| hybrid),
             schedule,
             virtual_stages,
             stage_layers: uneven.then(|| counts.clone()),
@@ -224,7 +313,10 @@ impl Genes {
         let (mask_fraction, mask) = self.mask(batch.global_batch);
         let job = Job {
             model_name: "drawn".into(),
-            model: self.model(tp, counts.iter().sum(), tied),
+            model: ModelConfig {
+                moe: self.experts.as_ref().map(|experts| experts.config(ep)),
+                ..self.model(tp, counts.iter().sum(), tied)
+            },
             layout,
             batch,
             mask_fraction,
@@ -235,6 +327,13 @@ impl Genes {
             ..Job::verify()
         };
         Draw { job, mask }
+    }
+
+    /// Fewer replicas than all, that shard among themselves; none where nothing is sharded.
+    fn hybrid(&self, dp: usize) -> Option<usize> {
+        let (stage, pick) = self.zero;
+        let all: Vec<usize> = (1..dp).rev().filter(|h| dp.is_multiple_of(*h)).collect();
+        (stage > 0 && !all.is_empty()).then(|| all[pick % all.len()])
     }
 
     /// A schedule that `pp` stages can follow, and the chunks of a stage where that is free.
@@ -397,12 +496,13 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} {} of {} chunks {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {}",
             l.dp,
             l.tp,
             l.pp,
             l.sequence_parallel,
             l.zero_stage,
+            l.hybrid_shard_size,
             l.schedule.name(),
             l.chunks(),
             l.stage_layers,
@@ -410,6 +510,7 @@ impl fmt::Display for Draw {
             l.any_order,
             self.job.threads_per_rank,
         )?;
+        writeln!(f, "ep {} etp {} {:?}", l.ep, l.etp, m.moe)?;
         writeln!(
             f,
             "vocab {} hidden {} layers {} heads {} kv {} head_dim {} ffn {} tied {}",

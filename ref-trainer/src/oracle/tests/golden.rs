@@ -62,6 +62,7 @@ fn hugging_face_computes_the_same() {
         rope_theta: 100.0,
         norm_eps: 1e-5,
         tied: false,
+        moe: None,
         architecture: Architecture::LLAMA,
     };
     let mut params = Params::new();

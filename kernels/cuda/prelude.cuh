@@ -1,0 +1,106 @@
+// What every kernel file may use, on either back end.
+//
+//   types       i64, u64, u32, u16, bf16; Acc<T> is the type that sums of T are taken in
+//   kernels     KERNEL(most threads, name)(arguments) { ... }
+//   memory      SHARED(type, name, len), DYNAMIC_SHARED(name)
+//   launches    the CUDA built-ins: threadIdx ..., __syncthreads, shuffles, math
+//
+// Compiled by NVRTC the built-ins are the device's own and ptx.cuh is inline PTX. Compiled for the
+// host they are the emulator's twins. This file and ptx.cuh are the only ones that know which.
+#pragma once
+
+typedef long long i64;
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+#ifdef __CUDACC_RTC__
+#define SITE
+#define SITE_ONLY
+#define SITE_PASS
+#define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads) name
+#define SHARED(type, name, len) __shared__ type name[len]
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+#else
+#include "host.cuh"
+#endif
+
+#define FULL_WARP 0xffffffffu
+
+// bfloat16 as its bits: the upper half of an f32.
+struct bf16 {
+    u16 bits;
+};
+
+#include "ptx.cuh"
+
+template <class T> struct AccOf {
+    typedef float type;
+};
+template <> struct AccOf<double> {
+    typedef double type;
+};
+template <class T> using Acc = typename AccOf<T>::type;
+
+// Widens exactly.
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// Rounds to nearest, ties to even.
+template <class T> __device__ inline T narrow(Acc<T> x) { return x; }
+template <> __device__ inline bf16 narrow<bf16>(float x) { return bf16{cvt_rn_bf16(x)}; }
+
+// Functions of one name in both widths. root and division are correctly rounded.
+__device__ inline float root(float x) { return sqrtf(x); }
+__device__ inline double root(double x) { return sqrt(x); }
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+// V neighbours of a T, moved as one access where they fill 16 bytes.
+template <class T, int V> struct Pack {
+    T at[V];
+};
+
+template <class T, int V> __device__ inline Pack<T, V> load(const T* p) {
+    Pack<T, V> pack;
+    if constexpr (V == 1) {
+        pack.at[0] = *p;
+    } else {
+        static_assert(V * sizeof(T) == 16, "packs are 16 bytes");
+        ld_16(&pack, p);
+    }
+    return pack;
+}
+
+template <class T, int V> __device__ inline void store(T* p, const Pack<T, V>& pack) {
+    if constexpr (V == 1) {
+        *p = pack.at[0];
+    } else {
+        static_assert(V * sizeof(T) == 16, "packs are 16 bytes");
+        st_16(p, &pack);
+    }
+}
+
+// The element that this thread works on first, when each takes V.
+template <int V> __device__ inline i64 first_element() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * V; }
+
+// The sum over a warp, the same bits in each lane: lanes meet in pairs, then pairs of pairs.
+template <class A> __device__ inline A warp_sum(A x) {
+    for (int far = 16; far > 0; far /= 2) x += __shfl_xor_sync(FULL_WARP, x, far);
+    return x;
+}
+
+// The sum over a block of whole warps, the same bits in each thread: warps in order.
+template <class A> __device__ inline A block_sum(A x) {
+    SHARED(A, part, 32);
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    A sum = 0;
+    for (u32 w = 0; w < blockDim.x / 32; w++) sum += part[w];
+    __syncthreads();  // before the next call writes part
+    return sum;
+}

@@ -1,0 +1,95 @@
+//! The laws of the ops (tests/laws), stamped on the emulated GPU in every storage type.
+//!
+//! The sum of squares has laws of its own here: a GPU sums in an order that depends on the length,
+//! so cutting an array changes bits (not on a CPU, which sums in index order).
+
+use quintet_kernels::emulated::Emulated;
+use quintet_kernels::launch::Arch;
+use quintet_kernels::optimizer::naive;
+use quintet_kernels::{Backend, Error, Float, Gpu, Optimizer};
+
+use crate::common::*;
+use crate::{cross_entropy, embedding, norm, optimizer, pointwise, rope, seeds};
+
+pub fn gpu(seed: u64) -> Gpu<Emulated> {
+    Gpu::new(Emulated::new(Arch(80), seed)).unwrap()
+}
+
+macro_rules! laws {
+    ($name:ident: $t:ty, [$($test:ident: $module:ident::$law:ident,)*]) => {
+        mod $name {
+            use super::*;
+            $(#[test] fn $test() {
+                for seed in seeds() {
+                    $module::$law::<_, $t>(&gpu(seed));
+                }
+            })*
+        }
+    };
+    ($name:ident: $t:ty) => {
+        laws!($name: $t, [
+            rms_norm: norm::rms_norm,
+            rms_norm_backward: norm::rms_norm_backward,
+            layer_norm: norm::layer_norm,
+            layer_norm_backward: norm::layer_norm_backward,
+            rope: rope::turns,
+            rope_adjoint: rope::inverse_is_the_adjoint,
+            swiglu: pointwise::swiglu,
+            gelu: pointwise::gelu,
+            sums: pointwise::sums,
+            casts: pointwise::casts,
+            embedding: embedding::looks_up,
+            embedding_backward: embedding::scatters_in_order,
+            embedding_shards: embedding::shards_sum_to_the_whole,
+            cross_entropy: cross_entropy::loss_and_gradient,
+            cross_entropy_extremes: cross_entropy::extremes,
+            adamw: optimizer::adamw,
+            adamw_cut: optimizer::adamw_cut_anywhere,
+            sgd: optimizer::sgd,
+        ]);
+    };
+}
+
+laws!(f64: f64);
+laws!(f32: f32);
+laws!(bf16: half::bf16);
+laws!(exact: f64, [adamw_loop: optimizer::adamw_follows_the_loop,]);
+
+fn squares<E: Float>(device: &Gpu<Emulated>) {
+    let mut draw = Draw::new(4);
+    for n in [0, 1, 255, 1003, 70_001] {
+        let x = draw.vec::<E>(n, 2.0);
+        let buf = up::<_, E>(device, &x);
+        let mut sums = [(); 2].map(|()| up::<_, f64>(device, &[0.5]));
+        for sum in &mut sums {
+            let (x, out) = (
+                Gpu::<Emulated>::whole(&buf),
+                Gpu::<Emulated>::whole_mut(sum),
+            );
+            device.add_squares::<E>(x, out).unwrap();
+        }
+        let [got, again] = sums.map(|sum| down::<_, f64>(device, &sum)[0]);
+        let want = 0.5 + naive::squares(&x);
+        assert!((got - want).abs() <= 1e-12 * want, "{got} {want}");
+        assert_eq!(got, again, "the same bits each time");
+    }
+    let buf = up::<_, E>(device, &[1.0]);
+    let mut none = up::<_, f64>(device, &[]);
+    let (x, out) = (
+        Gpu::<Emulated>::whole(&buf),
+        Gpu::<Emulated>::whole_mut(&mut none),
+    );
+    assert!(matches!(
+        device.add_squares::<E>(x, out),
+        Err(Error::Len { .. })
+    ));
+}
+
+#[test]
+fn squares_in_a_fixed_order() {
+    for seed in seeds() {
+        squares::<f32>(&gpu(seed));
+        squares::<half::bf16>(&gpu(seed));
+        squares::<f64>(&gpu(seed));
+    }
+}

@@ -1,0 +1,151 @@
+//! The product and the device's own laws on the emulated GPU, in sizes that a few seconds hold.
+
+use half::bf16;
+use quintet_kernels::emulated::Emulated;
+use quintet_kernels::gemm::naive;
+use quintet_kernels::{Float, GemmSpec, Gpu, Trans};
+
+use crate::laws::gpu;
+use crate::support::{FORMS, Random, close, gemm as multiply, wide};
+use crate::{backend, gemm, seeds};
+
+/// Rows, columns and depth of a draw: tiles of one element, whole tiles, and a bit more.
+fn shape(rng: &mut Random) -> [usize; 3] {
+    [140, 140, 90].map(|most| match rng.below(4) {
+        0 => 1,
+        1 => 16 * (1 + rng.below(most / 16)),
+        _ => 1 + rng.below(most),
+    })
+}
+
+fn spec([m, n, k]: [usize; 3], form: usize, accumulate: bool) -> GemmSpec {
+    let (a, b) = FORMS[form % 4];
+    GemmSpec {
+        accumulate,
+        ..GemmSpec::new(m, n, k, a, b)
+    }
+}
+
+fn exact<I: Float, O: Float<Acc = I::Acc>>(device: &Gpu<Emulated>, seed: u64, r: usize) {
+    let mut rng = Random(seed);
+    for form in 0..4 {
+        let spec = spec(shape(&mut rng), form, rng.below(2) == 1);
+        let (a, b) = (
+            rng.integers::<I>(spec.m * spec.k, r),
+            rng.integers::<I>(spec.k * spec.n, r),
+        );
+        let c = rng.integers::<O>(spec.m * spec.n, r);
+        let mut want = wide(&c);
+        naive::gemm(&spec, &wide(&a), &wide(&b), None, None, &mut want);
+        assert_eq!(wide(&multiply(device, &spec, &a, &b, &c)), want, "{spec:?}");
+    }
+}
+
+#[test]
+fn whole_numbers_are_exact_in_every_form_and_type() {
+    for seed in seeds() {
+        let device = gpu(seed);
+        exact::<f32, f32>(&device, seed, 9);
+        exact::<f64, f64>(&device, seed + 1, 9);
+        exact::<bf16, f32>(&device, seed + 2, 9);
+        exact::<bf16, bf16>(&device, seed + 3, 1);
+        exact::<f32, bf16>(&device, seed + 4, 1);
+    }
+}
+
+/// |error| <= k u sum |a||b|, and one rounding of the result.
+fn near<I: Float, O: Float<Acc = I::Acc>>(device: &Gpu<Emulated>, seed: u64) {
+    let mut rng = Random(seed);
+    for form in 0..4 {
+        let spec = spec(shape(&mut rng), form, true);
+        let (a, b) = (rng.vec::<I>(spec.m * spec.k), rng.vec::<I>(spec.k * spec.n));
+        let c = rng.vec::<O>(spec.m * spec.n);
+        let (mut want, mut size) = (wide(&c), wide(&c));
+        let abs = |x: &[I]| x.iter().map(|x| x.to_f64().abs()).collect::<Vec<_>>();
+        naive::gemm(&spec, &wide(&a), &wide(&b), None, None, &mut want);
+        size.iter_mut().for_each(|x| *x = x.abs());
+        naive::gemm(&spec, &abs(&a), &abs(&b), None, None, &mut size);
+        let got = multiply(device, &spec, &a, &b, &c);
+        let u = <I::Acc as Float>::UNIT_ROUNDOFF;
+        close("c", &got, &want, |i| {
+            (spec.k + 1) as f64 * u * size[i] + O::UNIT_ROUNDOFF * want[i].abs()
+        });
+    }
+}
+
+#[test]
+fn sums_are_near_the_twins() {
+    for seed in seeds() {
+        let device = gpu(seed);
+        near::<f32, f32>(&device, seed);
+        near::<f64, f64>(&device, seed + 1);
+        near::<bf16, f32>(&device, seed + 2);
+        near::<bf16, bf16>(&device, seed + 3);
+    }
+}
+
+/// A row or column alone has the bits it has in the whole, in every form.
+#[test]
+fn cuts_change_no_bit() {
+    for seed in seeds() {
+        let (device, mut rng) = (gpu(seed), Random(seed));
+        let (m, n, k) = (70, 67, 1 + rng.below(80));
+        let (a, b) = (rng.vec::<f32>(m * k), rng.vec::<f32>(n * k));
+        let zeros = vec![0.0f32; m * n];
+        let nt = |m, n| GemmSpec::new(m, n, k, Trans::N, Trans::T);
+        let whole = multiply(&device, &nt(m, n), &a, &b, &zeros);
+        let (row, col) = (rng.below(m - 5), rng.below(n - 3));
+        let (a_part, b_part) = (&a[row * k..(row + 5) * k], &b[col * k..(col + 3) * k]);
+        let part = multiply(&device, &nt(5, 3), a_part, b_part, &zeros[..15]);
+        for i in 0..5 {
+            let at = (row + i) * n + col;
+            assert_eq!(part[3 * i..3 * i + 3], whole[at..at + 3]);
+        }
+        let turned: Vec<f32> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
+        let tt = GemmSpec::new(m, n, k, Trans::T, Trans::T);
+        assert_eq!(multiply(&device, &tt, &turned, &b, &zeros), whole);
+    }
+}
+
+#[test]
+fn nothing_to_sum_and_nothing_to_write() {
+    let device = gpu(0);
+    for (a, b) in FORMS {
+        let none = GemmSpec::new(2, 3, 0, a, b);
+        let zero = multiply::<_, f64, f64>(&device, &none, &[], &[], &[9.0; 6]);
+        assert_eq!(zero, [0.0; 6]);
+        let kept = multiply::<_, bf16, f32>(&device, &none.accumulate(), &[], &[], &[9.0; 6]);
+        assert_eq!(kept, [9.0; 6]);
+        let empty = GemmSpec::new(0, 5, 3, a, b);
+        assert!(multiply::<_, f32, f32>(&device, &empty, &[], &[1.0; 15], &[]).is_empty());
+    }
+}
+
+#[test]
+fn epilogues() {
+    gemm::epilogues(&gpu(0));
+}
+
+#[test]
+fn products_that_do_not_fit_are_refused() {
+    gemm::refuses_what_does_not_fit(&gpu(0));
+}
+
+#[test]
+fn the_device_keeps_its_laws() {
+    for seed in seeds() {
+        backend::memory_is_counted(&gpu(seed));
+        backend::views_cut_and_join(&gpu(seed));
+        backend::events_happen(&gpu(seed));
+        backend::wrong_lengths_are_refused(&gpu(seed));
+    }
+}
+
+/// Every op's own kernel runs: nothing is done on the host.
+#[test]
+fn the_log_names_what_ran() {
+    let device = gpu(0);
+    let spec = GemmSpec::new(2, 2, 4, Trans::N, Trans::T);
+    multiply::<_, f32, f32>(&device, &spec, &[1.0; 8], &[1.0; 8], &[0.0; 4]);
+    assert_eq!(device.launcher().take_log(), ["gemm_nt_f32_f32"]);
+}
