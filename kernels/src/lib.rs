@@ -44,9 +44,9 @@ pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
-pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};
 #[cfg(feature = "emulated")]
 pub use gpu::Gpu;
+pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};
 pub use norm::{Norm, NormSpec};
 pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};
 pub use rope::{Rope, RopeSpec};

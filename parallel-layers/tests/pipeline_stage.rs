@@ -488,8 +488,7 @@ fn a_failing_worker_ends_its_stage_and_its_neighbours() {
 #[test]
 fn over_the_local_transport_too_and_by_name() {
     for kind in ScheduleKind::ALL {
-        let segments = [1, 2, 1];
-        let schedule = Schedule::new(kind, 3, 4, &segments).unwrap();
+        let (schedule, segments) = schedule(kind, 3, 6, &[1, 2, 1]).unwrap();
         let ends = perform_local(*schedule.route(), &schedule.all(), &segments, Some((1, 1)));
         assert_eq!(ends[1].1, Err(Error::Planned));
         for other in [0, 2] {

@@ -216,6 +216,7 @@ fn distance(job: &Job, steps: &[Step], truth: &[Step]) -> f64 {
 #[test]
 fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
     let (seen, close) = (RefCell::new(Vec::new()), RefCell::new(0));
+    let ill = RefCell::new(0);
     let cases = cases(200);
     property(Dtype::F32, cases, |draw, outcome| {
         if outcome.margin < 100.0 * logit_error(draw) {
@@ -224,6 +225,12 @@ fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
             return Ok(());
         }
         let (bound, off) = (rounding_bound(draw, outcome)?, largest(&outcome.verdict));
+        // As in f64: where one device is as far off, the layout is not to blame.
+        let one_device = DEVIATIONS * distance(&draw.job, &outcome.twin, &outcome.truth);
+        if outcome.exact && off >= bound && off < one_device {
+            *ill.borrow_mut() += 1;
+            return Ok(());
+        }
         if !outcome.exact || off >= bound {
             let verdict = &outcome.verdict;
             return Err(format!(
@@ -233,6 +240,9 @@ fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
         seen.borrow_mut().push((off / bound, off, bound));
         Ok(())
     });
+    let ill = ill.into_inner();
+    println!("{ill} draws in which one device is further off than the bound too");
+    assert!(ill * 50 <= cases, "{ill} of {cases} draws decide little");
     let close = close.into_inner();
     println!("{close} draws in which rounding might choose other experts");
     assert!(
