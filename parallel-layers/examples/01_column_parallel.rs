@@ -51,6 +51,7 @@ fn on(tp: usize) -> Result<Vec<Done>, Box<dyn std::error::Error>> {
         let ctx = Ctx {
             device: &device,
             tp: &comm,
+            cp: Default::default(),
         };
         Ok::<_, WireError>(step(&layer, &mesh, &ctx))
     })?;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! x outside --enter--> Replicate --q,k,v--> Shard(head) --rope--> softmax(q k^T) v --> Shard(head)
+//!                                                                 over cp: see [`crate::context`]
 //!                                            --o_proj--> Partial --leave--> y outside
 //! outside: Invariant, or Shard(t) under sequence parallelism
 //! ```
@@ -23,6 +24,7 @@ use quintet_kernels::{
 };
 
 use crate::block::BlockSpec;
+use crate::context::{self, ContextSaved, Gradients};
 use crate::linear::{ColumnParallelLinear, RowBackward, RowParallelLinear};
 use crate::region::{Region, apply};
 use crate::spec::join;
@@ -39,6 +41,7 @@ pub struct SelfAttention {
     hidden: usize,
     head_dim: usize,
     theta: f64,
+    window: Option<usize>,
 }
 
 /// What forward saves. All but x is cut by heads.
@@ -46,16 +49,10 @@ pub struct SelfAttention {
 pub struct AttentionForward<Buf, Stat> {
     /// The input, whole.
     x: Buf,
-    /// Queries, turned.
-    q: Buf,
-    /// Keys, turned.
-    k: Buf,
-    /// Values.
-    v: Buf,
     /// Output of the softmax.
     o: Buf,
-    /// Log-sum-exp of each query's row.
-    lse: Stat,
+    /// What the softmax's own backward needs.
+    inner: ContextSaved<Buf, Stat>,
 }
 
 /// What the weights' gradients need.
@@ -110,6 +107,7 @@ impl SelfAttention {
             hidden: d,
             head_dim: e,
             theta: spec.theta,
+            window: spec.window,
         })
     }
 
@@ -142,6 +140,7 @@ impl SelfAttention {
             head_dim: self.head_dim,
             scale: 1.0 / libm::sqrt(self.head_dim as f64),
             causal: true,
+            window: self.window,
         }
     }
 
@@ -171,7 +170,7 @@ impl SelfAttention {
     ///
     /// # Errors
     /// What a kernel or a collective refuses or fails with.
-    pub fn forward<B: Gemm + Rope + Attention, C: Collectives<B>, E: Scalar>(
+    pub fn forward<B: Gemm + Rope + Attention + Pointwise, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
@@ -184,20 +183,9 @@ impl SelfAttention {
         let mut k = self.k.forward(ctx, t, wk, None, B::whole(&x))?;
         let v = self.v.forward(ctx, t, wv, None, B::whole(&x))?;
         self.turn(ctx.device, batch, heads, (&mut q, &mut k), false)?;
-        let mut o = ctx
-            .device
-            .alloc(Tag::Activation, t * heads.0 * self.head_dim)?;
-        let mut lse = ctx.device.alloc(Tag::Activation, t * heads.0)?;
-        let pos = B::whole(&batch.pos_t);
-        ctx.device.attention::<E>(
-            &self.spec(batch, heads),
-            (B::whole(&q), B::whole(&k), B::whole(&v)),
-            (pos, pos),
-            B::whole_mut(&mut o),
-            B::whole_mut(&mut lse),
-        )?;
+        let (o, inner) = context::forward(ctx, batch, &self.spec(batch, heads), [q, k, v])?;
         let y = self.o.forward(ctx, t, wo, None, B::whole(&o))?;
-        let saved = AttentionForward { x, q, k, v, o, lse };
+        let saved = AttentionForward { x, o, inner };
         Ok((y, saved))
     }
 
@@ -205,7 +193,7 @@ impl SelfAttention {
     ///
     /// # Errors
     /// As [`SelfAttention::forward`].
-    pub fn backward_input<B: Gemm + Rope + Attention, C: Collectives<B>, E: Scalar>(
+    pub fn backward_input<B: Gemm + Rope + Attention + Pointwise, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
@@ -214,30 +202,13 @@ impl SelfAttention {
         dy_td: &B::Buf<E>,
     ) -> Result<(B::Buf<E>, AttentionWeight<B::Buf<E>>), Error> {
         let (t, heads) = (batch.tokens(), self.heads(ctx.tp.rank()));
-        let (dev, pos) = (ctx.device, B::whole(&batch.pos_t));
-        let AttentionForward { x, q, k, v, o, lse } = saved;
+        let dev = ctx.device;
+        let AttentionForward { x, o, inner } = saved;
         let back = self.o.backward_input(ctx, t, wo, dy_td)?;
         let RowBackward { dy_whole, dx: d_o } = back;
         let spec = self.spec(batch, heads);
-        let mut delta = dev.alloc(Tag::Scratch, t * heads.0)?;
-        let (d_o_all, o_all) = (B::whole(&d_o), B::whole(&o));
-        dev.attention_delta::<E>(&spec, d_o_all, o_all, B::whole_mut(&mut delta))?;
-        let mut dq = dev.alloc(Tag::Activation, B::len(B::whole(&q)))?;
-        let mut dk = dev.alloc(Tag::Activation, B::len(B::whole(&k)))?;
-        let mut dv = dev.alloc(Tag::Activation, B::len(B::whole(&v)))?;
-        dev.attention_backward::<E>(
-            &spec,
-            (B::whole(&q), B::whole(&k), B::whole(&v)),
-            (pos, pos),
-            d_o_all,
-            (B::whole(&lse), B::whole(&delta)),
-            (
-                B::whole_mut(&mut dq),
-                B::whole_mut(&mut dk),
-                B::whole_mut(&mut dv),
-            ),
-        )?;
-        drop((q, k, v, lse, delta, d_o));
+        let Gradients { mut dq, mut dk, dv } =
+            context::backward(ctx, batch, &spec, inner, &o, d_o)?;
         self.turn(dev, batch, heads, (&mut dq, &mut dk), true)?;
         let mut dx = dev.alloc(Tag::Activation, t * self.hidden)?;
         for (i, (layer, w, dy)) in [(&self.q, wq, &dq), (&self.k, wk, &dk), (&self.v, wv, &dv)]

@@ -48,6 +48,8 @@ pub struct BlockSpec {
     pub layers: usize,
     /// Values between layers are Shard(token) over tp instead of Invariant.
     pub sequence_parallel: bool,
+    /// A token sees so many tokens, itself the last of them; all before it where absent.
+    pub window: Option<usize>,
 }
 
 /// One decoder block.
@@ -66,6 +68,7 @@ pub struct BlockSpec {
 ///     eps: 1e-5,
 ///     layers: 4,
 ///     sequence_parallel: false,
+///     window: None,
 /// })?;
 /// let k = &block.params()[2];
 /// assert_eq!(k.name, "model.layers.0.self_attn.k_proj.weight");

@@ -43,6 +43,7 @@ extern crate std;
 
 pub mod attention;
 pub mod block;
+pub mod context;
 pub mod embedding;
 pub mod error;
 pub mod head;
@@ -60,6 +61,7 @@ mod spec;
 
 pub use attention::SelfAttention;
 pub use block::{Block, BlockSpec};
+pub use context::{ContextGroups, ContextPlaces};
 pub use embedding::VocabParallelEmbedding;
 pub use error::Error;
 pub use head::{Head, HeadSpec};

@@ -45,6 +45,7 @@ fn spec(heads: usize, kv_heads: usize, ffn: usize, sequence_parallel: bool) -> B
         eps: 1e-5,
         layers: 3,
         sequence_parallel,
+        window: None,
     }
 }
 

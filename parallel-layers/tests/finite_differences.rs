@@ -60,6 +60,7 @@ fn of_a_block() {
         eps: 1e-3,
         layers: 2,
         sequence_parallel: false,
+        window: None,
     };
     let layer = block(&tp_mesh(1), TOKENS, &spec);
     let dy = random("dy", layer.output().len());

@@ -22,6 +22,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
         eps: 1e-5,
         layers: 2,
         sequence_parallel: true,
+        window: None,
     };
     let mesh = tp_mesh(2);
     let block = Block::new(&mesh, 0, &spec).unwrap();
@@ -36,6 +37,8 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
             positions: 3,
             ids_t: ints(vec![0; TOKENS]),
             pos_t: ints(vec![0, 1, 2, 0, 1, 2]),
+            doc_t: None,
+            context: None,
             labels_t: ints(vec![0; TOKENS]),
             weight_t: dev.upload(Tag::Scratch, &[acc(1.0); TOKENS]).unwrap(),
         };

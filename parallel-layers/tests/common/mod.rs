@@ -59,6 +59,8 @@ impl Tokens {
             positions: self.positions,
             ids_t: put(&|i| id(i)),
             pos_t: put(&|i| (i % self.positions) as i32),
+            doc_t: None,
+            context: None,
             labels_t: put(&|i| id(i + 100)),
             weight_t: device.upload(Tag::Scratch, &weights).unwrap(),
         }
@@ -203,6 +205,7 @@ pub fn ranks<R: Send>(tp: usize, body: impl Fn(&TestCtx<'_>) -> R + Sync) -> Vec
         Ok(body(&Ctx {
             device: &device,
             tp: &tp,
+            cp: Default::default(),
         }))
     })
     .unwrap()
