@@ -19,6 +19,7 @@ pub fn layout(data: &[u8]) {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: bytes.below(2) == 0,
+        window: None,
     };
     let pp = bytes.below(5);
     let explicit = bytes.below(2) == 1;

@@ -16,6 +16,7 @@ fn main() -> Result<(), Error> {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: true,
+        window: None,
     };
     let batch = Batch {
         seq: 64,

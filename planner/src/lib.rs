@@ -12,7 +12,7 @@ pub mod error;
 pub mod model;
 pub mod traffic;
 
-pub use config::{Batch, Invalid, Layout, ModelConfig, validate};
+pub use config::{Batch, CpComm, Invalid, Layout, ModelConfig, validate};
 pub use error::Error;
 
 #[cfg(doctest)]

@@ -84,6 +84,7 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        window: model.window,
     };
     let mut layers = Vec::new();
     if stage == 0 {

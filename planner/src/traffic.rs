@@ -1,17 +1,18 @@
 //! What a training step sends: the sum of the plans of its collectives, worked out from config,
 //! ledger and schedule before a message moves.
 //!
-//! Per rank, with T tokens of a microbatch, h the hidden width, M microbatches of this replica:
+//! Per rank, with T tokens of a microbatch here, h the hidden width, M microbatches of this replica:
 //!
 //! | group | what | how often |
 //! |-------|------|-----------|
 //! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
 //! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
 //! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once |
+//! | cp    | keys, values, their gradients, or tokens for heads (see [`context`]) | M, each block |
 //! | pp    | T h (T h / tp under sequence parallel) to each neighbour | M each way |
 //! | tie   | all-reduce of the tied table's gradient | once, first and last stage |
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
-//! | dp    | all-reduce of the token count | once |
+//! | dp    | all-reduce of the token count, over dp x cp | once |
 //! | world | all-reduce of the squared norm, of the loss | once each |
 
 use alloc::collections::BTreeMap;
@@ -24,6 +25,8 @@ use quintet_collectives::{Axis, DType, DeviceMesh, Order};
 
 use crate::model::{StageLayer, flat_layout, mesh, stage_layers};
 use crate::{Batch, Error, Layout, ModelConfig};
+
+mod context;
 
 /// Payload bytes by group.
 pub type Traffic = BTreeMap<String, u64>;
@@ -52,6 +55,7 @@ pub fn step(
         .map(|rank| {
             let mut sum = Sum::new(&mesh, layout, rank);
             sum.layers(model, batch, types)?;
+            sum.context(model, batch, types)?;
             sum.boundaries(model, batch, types)?;
             sum.gradients(model, types)?;
             sum.scalars()?;
@@ -114,6 +118,11 @@ impl<'a> Sum<'a> {
         (self.mesh.index(self.rank, Axis::Tp), self.layout.tp)
     }
 
+    /// Tokens of a microbatch that are here.
+    fn tokens(&self, batch: &Batch) -> usize {
+        batch.micro_batch * batch.seq / self.layout.cp
+    }
+
     fn stage(&self) -> usize {
         self.mesh.index(self.rank, Axis::Pp)
     }
@@ -125,10 +134,7 @@ impl<'a> Sum<'a> {
         batch: &Batch,
         types: WireTypes,
     ) -> Result<(), Error> {
-        let (tokens, mbs) = (
-            batch.micro_batch * batch.seq,
-            batch.microbatches() / self.layout.dp,
-        );
+        let (tokens, mbs) = (self.tokens(batch), batch.microbatches() / self.layout.dp);
         let len = tokens * model.hidden;
         let counts: Vec<usize> = chunk_lens(tokens, self.layout.tp)
             .map(|n| n * model.hidden)
@@ -179,7 +185,7 @@ impl<'a> Sum<'a> {
     ) -> Result<(), Error> {
         let (stage, pp) = (self.stage(), self.layout.pp);
         let neighbours = usize::from(stage > 0) + usize::from(stage + 1 < pp);
-        let mut tokens = batch.micro_batch * batch.seq;
+        let mut tokens = self.tokens(batch);
         if self.layout.sequence_parallel {
             tokens = chunk_len(tokens, self.layout.tp, self.tp().0);
         }
@@ -232,7 +238,10 @@ impl<'a> Sum<'a> {
 
     /// The token count, the squared norm with its alarm, and the loss.
     fn scalars(&mut self) -> Result<(), Error> {
-        let dp = (self.mesh.index(self.rank, Axis::Dp), self.layout.dp);
+        let dp = [Axis::Dp, Axis::Cp].map(|axis| self.mesh.factor(axis));
+        let dp = self.mesh.group(self.rank, &dp);
+        let place = dp.iter().position(|&r| r == self.rank).unwrap_or(0);
+        let dp = (place, dp.len());
         let world = (self.rank, self.mesh.world());
         self.add(
             "dp",
@@ -274,6 +283,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied,
+            window: None,
         }
     }
 

@@ -19,6 +19,7 @@ pub mod rank;
 pub mod record;
 pub mod report;
 pub mod schedule_lr;
+pub mod seat;
 pub mod step;
 pub mod train;
 pub mod verify;

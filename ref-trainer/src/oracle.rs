@@ -17,11 +17,13 @@ use std::collections::BTreeMap;
 use quintet_planner::config::ModelConfig;
 
 use crate::data::Sample;
+use sight::Sight;
 
 mod block;
 mod init;
 mod ops;
 mod optim;
+mod sight;
 #[cfg(test)]
 mod tests;
 
@@ -58,7 +60,7 @@ pub enum OracleError {
         /// Elements found.
         got: usize,
     },
-    /// A sample does not hold one token more than it has flags.
+    /// A sample does not hold one token more than it has flags, and as many documents or none.
     #[error(
         "oracle: sample {sample} has {tokens} tokens for {flags} mask flags; it needs one more token than flags"
     )]
@@ -152,7 +154,7 @@ struct Forward {
 
 fn forward(config: &ModelConfig, params: &Params, sample: &Sample) -> Result<Forward, OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let inputs = inputs(sample);
+    let (inputs, sight) = (inputs(sample), Sight::new(sample, config.window));
     let table_vd = value(params, EMBEDDING)?;
     let mut x_td: Vec<f64> = inputs
         .iter()
@@ -161,7 +163,7 @@ fn forward(config: &ModelConfig, params: &Params, sample: &Sample) -> Result<For
         .collect();
     let mut blocks = Vec::new();
     for layer in 0..config.layers {
-        let (out_td, saved) = block::forward(config, params, layer, &x_td)?;
+        let (out_td, saved) = block::forward(config, params, layer, &sight, &x_td)?;
         blocks.push(saved);
         x_td = out_td;
     }
@@ -200,6 +202,7 @@ fn backward(
         .collect();
     for sample in samples {
         let saved = forward(config, params, sample)?;
+        let sight = Sight::new(sample, config.window);
         loss_sum += saved.loss_sum;
 
         // d loss / d logit = probability - (1 where it is the target)
@@ -226,7 +229,7 @@ fn backward(
             config.norm_eps,
         );
         for (layer, saved) in saved.blocks.iter().enumerate().rev() {
-            dx_td = block::backward(config, params, &mut grads, layer, saved, &dx_td)?;
+            dx_td = block::backward(config, params, &mut grads, layer, (&sight, saved), &dx_td)?;
         }
         let dtable_vd = gradient(&mut grads, EMBEDDING)?;
         for (token, dx_d) in inputs(sample).iter().zip(dx_td.chunks_exact(d)) {
@@ -285,7 +288,8 @@ fn check(config: &ModelConfig, params: &Params, samples: &[Sample]) -> Result<()
     }
     for (index, sample) in samples.iter().enumerate() {
         let (tokens, flags) = (sample.tokens.len(), sample.mask.len());
-        if tokens != flags + 1 {
+        let documents = sample.documents.len();
+        if tokens != flags + 1 || (documents != 0 && documents != flags) {
             return Err(OracleError::Sample {
                 sample: index,
                 tokens,

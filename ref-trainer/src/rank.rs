@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use quintet_collectives::transport::Transport;
-use quintet_collectives::{Axis, Communicator, DeviceMesh, Order};
+use quintet_collectives::{Axis, Communicator, DeviceMesh};
 use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Schedule, Stage};
@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::groups::{Counted, Groups, Traffic};
 use crate::job::{Job, OptimizerKind};
 use crate::model::{Device, StageModel};
+use crate::seat::Seat;
 
 /// How parameters begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub mesh: DeviceMesh,
     /// My global rank.
     pub rank: usize,
+    /// The tokens I hold.
+    pub seat: Seat,
     /// My device.
     pub device: B,
     /// My communicators.
@@ -76,12 +79,7 @@ where
         let grad_bytes = size_of::<E::Acc>();
         let flat = |rank| flat_layout(&job.model, layout, &mesh, rank, grad_bytes);
         let mine = Arc::new(flat(rank)?);
-        let order = if layout.any_order {
-            Order::Any
-        } else {
-            Order::Rank
-        };
-        let (groups, pp) = Groups::new(world, &mesh, &mine, order)?;
+        let (groups, pp) = Groups::new(world, &mesh, &mine, layout)?;
         let stage_index = mesh.index(rank, Axis::Pp);
         let per_stage = mesh.world() / layout.pp;
         let segments: Vec<usize> = (0..layout.pp)
@@ -109,6 +107,7 @@ where
             job,
             mesh,
             rank,
+            seat: Seat::new(layout, &mesh, rank),
             stage: Stage::new(device.clone(), pp, boundary),
             device,
             groups,
@@ -163,7 +162,7 @@ pub fn rule(job: &Job) -> Rule {
 
 /// Elements of an activation between stages, as this rank holds it.
 fn boundary_len(job: &Job, mesh: &DeviceMesh, rank: usize) -> usize {
-    let tokens = job.batch.micro_batch * job.batch.seq;
+    let tokens = job.batch.micro_batch * job.batch.seq / job.layout.cp;
     let mine = if job.layout.sequence_parallel {
         let place = mesh.index(rank, Axis::Tp);
         quintet_collectives::chunk::chunk_len(tokens, job.layout.tp, place)

@@ -1,7 +1,7 @@
 //! One training step of one rank, all of it.
 //!
 //! ```text
-//! count      valid tokens of the whole batch                all-reduce over dp
+//! count      valid tokens of the whole batch                all-reduce over dp x cp
 //! run        the schedule's actions: forward, backward, sends; a bucket whose last microbatch
 //!            is through starts its reduction while earlier layers still run backward
 //! finish     wait for the reductions
@@ -24,6 +24,7 @@ use crate::groups::{Counted, Groups};
 use crate::microbatch::upload;
 use crate::model::{Device, StageModel, StageSaved};
 use crate::rank::Rank;
+use crate::seat::Seat;
 
 /// What the forward and backward passes of a step leave, equal on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,7 +58,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             .microbatches()
             .map(|m| samples.microbatch(step, m as u64, micro))
             .collect();
-        let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
+        let valid: usize = mine.iter().flatten().map(|s| self.seat.valid(s)).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.grads.zero()?;
         let actions = self.schedule.actions(self.stage_index());
@@ -65,7 +66,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
+                cp: self.groups.context(),
             },
+            seat: self.seat,
             groups: &self.groups,
             model: &self.model,
             segments: &self.segments,
@@ -121,13 +124,16 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// # Errors
     /// As [`Rank::accumulate`].
     pub fn evaluate(&mut self, microbatches: &[Vec<Sample>]) -> Result<(f64, f64), Failure> {
-        let valid: usize = microbatches.iter().flatten().map(Sample::valid).sum();
+        let samples = microbatches.iter().flatten();
+        let valid: usize = samples.map(|s| self.seat.valid(s)).sum();
         let actions = forward_only(&self.schedule, microbatches.len(), self.stage_index())?;
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
+                cp: self.groups.context(),
             },
+            seat: self.seat,
             groups: &self.groups,
             model: &self.model,
             segments: &self.segments,
@@ -142,7 +148,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         };
         self.stage.run(&actions, &mut pass)?;
         let loss = pass.loss;
-        // Each replica's tokens are counted once: on the rank that also reports their loss.
+        // Each token is counted once: on the rank that also reports its loss.
         let last = self.stage_index() + 1 == self.job.layout.pp && self.groups.tp.rank() == 0;
         let valid = if last { valid as f64 } else { 0.0 };
         let [loss, valid] = self.sum(&self.groups.world, [loss, valid])?;
@@ -168,6 +174,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
 /// The work of a stage during one step: what the pipeline's actions act on.
 struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     ctx: Ctx<'a, B, C>,
+    seat: Seat,
     groups: &'a Groups<C>,
     model: &'a StageModel,
     segments: &'a [std::ops::Range<usize>],
@@ -199,7 +206,8 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         _chunk: usize,
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
-        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
+        let (dev, samples) = (self.ctx.device, &self.microbatches[mb]);
+        let batch = upload::<B, E>(dev, samples, self.weight, &self.seat)?;
         let done = self.model.forward(&self.ctx, self.params, batch, input)?;
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;

@@ -13,12 +13,12 @@ pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
     {
         return unbuilt("schedule", &spelt(kind), "use gpipe or 1f1b");
     }
-    for (flag, degree) in [("cp", args.cp), ("ep", args.ep), ("etp", args.etp)] {
+    for (flag, degree) in [("ep", args.ep), ("etp", args.etp)] {
         if let Some(degree @ 2..) = degree {
             return unbuilt(
                 flag,
                 &degree.to_string(),
-                "use 1, and dp, tp, pp for the rest",
+                "use 1, and dp, tp, pp, cp for the rest",
             );
         }
     }
@@ -32,20 +32,6 @@ pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
             "virtual-stages",
             &stages.to_string(),
             "a rank holds 1 stage",
-        );
-    }
-    if let Some(way) = args.cp_comm {
-        return unbuilt(
-            "cp-comm",
-            &spelt(way),
-            "sequences are not cut, so leave it out",
-        );
-    }
-    if let Some(degree) = args.ulysses_degree {
-        return unbuilt(
-            "ulysses-degree",
-            &degree.to_string(),
-            "sequences are not cut, so leave it out",
         );
     }
     if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
@@ -66,20 +52,6 @@ pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
         && share != 0.0
     {
         return unbuilt("dropout", &share.to_string(), "use 0");
-    }
-    if let Some(tokens @ 1..) = args.window_size {
-        return unbuilt(
-            "window-size",
-            &tokens.to_string(),
-            "use 0, every token sees all before it",
-        );
-    }
-    if args.pack_documents == Some(true) {
-        return unbuilt(
-            "pack-documents",
-            "",
-            "the text is one document, so leave it out",
-        );
     }
     let experts = [
         (

@@ -178,8 +178,6 @@ fn each_flag_reaches_the_job() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
-        "--cp 2",
-        "--context-parallel-size 4",
         "--ep 2",
         "--etp 2",
         "--zero-stage 2",
@@ -188,16 +186,10 @@ fn what_is_not_built_is_refused_by_name() {
         "--schedule zb-h1",
         "--schedule dualpipe-v",
         "--virtual-stages 2",
-        "--cp-comm ring",
-        "--cp-comm all-gather",
-        "--cp-comm ulysses",
         "--recompute selective",
         "--recompute full",
-        "--ulysses-degree 2",
         "--hybrid-shard-size 2",
         "--dropout 0.1",
-        "--window-size 16",
-        "--pack-documents",
         "--num-experts 4",
         "--moe-router-topk 2",
         "--moe-router-score-function sigmoid",

@@ -63,13 +63,13 @@ fn windows_follow_each_other() {
     let corpus = count_up(110);
     assert_eq!(corpus.range(Part::HeldOut), 99..110);
     let firsts = |part, seq| -> Vec<u32> {
-        let windows = corpus.windows(part, seq).unwrap();
+        let windows = corpus.windows(part, seq, false).unwrap();
         windows.map(|w| w.tokens[0]).collect()
     };
     assert_eq!(firsts(Part::HeldOut, 4), [99, 104]);
     assert_eq!(firsts(Part::HeldOut, 10), [99]);
     assert_eq!(firsts(Part::Whole, 49), [0, 50]);
-    assert_eq!(corpus.windows(Part::Whole, 49).unwrap().len(), 2);
+    assert_eq!(corpus.windows(Part::Whole, 49, false).unwrap().len(), 2);
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn what_cannot_be_learnt_from_is_refused_in_one_sentence() {
     assert!(refused.contains("needs 10"), "{refused}");
     for seq in [10, usize::MAX] {
         assert!(Samples::new(short.clone(), 1, seq).is_err());
-        assert!(short.windows(Part::Whole, seq).is_err());
+        assert!(short.windows(Part::Whole, seq, false).is_err());
     }
-    assert!(short.windows(Part::HeldOut, 1).is_err());
+    assert!(short.windows(Part::HeldOut, 1, false).is_err());
 
     assert!(short.fits_vocabulary(58).is_ok());
     let refused = short.fits_vocabulary(57).unwrap_err().to_string();

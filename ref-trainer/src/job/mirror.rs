@@ -1,7 +1,7 @@
 //! How the planner's types are spelt in a file; the planner itself knows no file.
 
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_planner::config::{Batch, Layout, ModelConfig};
+use quintet_planner::config::{Batch, CpComm, Layout, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -17,6 +17,8 @@ pub(super) struct ModelDef {
     rope_theta: f64,
     norm_eps: f64,
     tied: bool,
+    #[serde(default)]
+    window: Option<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -39,6 +41,10 @@ pub(super) struct LayoutDef {
     pp: usize,
     #[serde(default = "one")]
     cp: usize,
+    #[serde(default, with = "cp_comm")]
+    cp_comm: CpComm,
+    #[serde(default)]
+    ulysses_degree: Option<usize>,
     #[serde(default = "one")]
     ep: usize,
     #[serde(default = "one")]
@@ -63,6 +69,24 @@ fn one() -> usize {
 
 fn bucket_bytes() -> usize {
     Layout::single().bucket_bytes
+}
+
+mod cp_comm {
+    use super::CpComm;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(way: &CpComm, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(way.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<CpComm, D::Error> {
+        let name = String::deserialize(d)?;
+        let found = CpComm::ALL.into_iter().find(|way| way.name() == name);
+        found.ok_or_else(|| {
+            let known = CpComm::ALL.map(CpComm::name).join(", ");
+            D::Error::custom(format!("cp_comm {name} is none of {known}"))
+        })
+    }
 }
 
 mod schedule {

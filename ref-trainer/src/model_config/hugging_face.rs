@@ -37,6 +37,7 @@ pub(super) fn read(keys: &Map<String, Value>) -> Result<Model, String> {
         norm_eps: number(keys, "rms_norm_eps")?
             .ok_or("rms_norm_eps is missing; a Llama has one, often 1e-5")?,
         tied: flag(keys, "tie_word_embeddings")?,
+        window: None,
     };
     if !config.heads.is_multiple_of(config.kv_heads) {
         return Err(format!(
@@ -103,8 +104,12 @@ fn is_plain_llama(keys: &Map<String, Value>) -> Result<(), String> {
     if number(keys, "partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
         return Err("partial_rotary_factor is not 1; whole heads are rotated here".into());
     }
+    if let Some(value) = present(keys, "sliding_window") {
+        return Err(format!(
+            "sliding_window is {value}; a Llama has none, and --window-size sets one"
+        ));
+    }
     for (key, what) in [
-        ("sliding_window", "windows are"),
         ("num_local_experts", "experts are"),
         ("num_experts", "experts are"),
         ("n_routed_experts", "experts are"),

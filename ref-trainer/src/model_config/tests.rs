@@ -39,6 +39,7 @@ fn a_llama_file_is_read() {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: false,
+        window: None,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
     assert_eq!(model.max_positions, 2048);

@@ -11,6 +11,7 @@ use super::ops::{
     Turn, add, attention, attention_backward, linear, linear_backward, rms_norm, rms_norm_backward,
     rope, swiglu, swiglu_backward,
 };
+use super::sight::Sight;
 use super::{OracleError, Params, gradient, value};
 
 /// What forward leaves for backward; q and k are rotated.
@@ -39,20 +40,21 @@ pub(super) fn forward(
     config: &ModelConfig,
     params: &Params,
     layer: usize,
+    sight: &Sight,
     x_td: &[f64],
 ) -> Result<(Vec<f64>, Saved), OracleError> {
     let w = |part: &str| value(params, &name(layer, part));
     let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
     let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(x_td.len() / d);
+    let positions = &sight.positions;
 
     let a_td = rms_norm(x_td, w("input_layernorm")?, config.norm_eps);
     let mut q_the = linear(&a_td, w("self_attn.q_proj")?, d, q_len);
     let mut k_ske = linear(&a_td, w("self_attn.k_proj")?, d, kv_len);
     let v_ske = linear(&a_td, w("self_attn.v_proj")?, d, kv_len);
-    rope(&mut q_the, &positions, e, config.rope_theta, Turn::Forward);
-    rope(&mut k_ske, &positions, e, config.rope_theta, Turn::Forward);
-    let (o_the, p_hts) = attention(config, &q_the, &k_ske, &v_ske);
+    rope(&mut q_the, positions, e, config.rope_theta, Turn::Forward);
+    rope(&mut k_ske, positions, e, config.rope_theta, Turn::Forward);
+    let (o_the, p_hts) = attention(config, &sight.first, &q_the, &k_ske, &v_ske);
     let mut mid_td = linear(&o_the, w("self_attn.o_proj")?, q_len, d);
     add(&mut mid_td, x_td);
 
@@ -87,12 +89,12 @@ pub(super) fn backward(
     params: &Params,
     grads: &mut Params,
     layer: usize,
-    saved: &Saved,
+    (sight, saved): (&Sight, &Saved),
     dout_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
     let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
     let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(saved.x_td.len() / d);
+    let positions = &sight.positions;
     let mut back = |part: &str, dy: &[f64], x: &[f64], i: usize, o: usize| {
         let name = name(layer, part);
         let w = value(params, &name)?;
@@ -116,9 +118,10 @@ pub(super) fn backward(
 
     let do_the = back("self_attn.o_proj", &dmid_td, &saved.o_the, q_len, d)?;
     let qkv = (&saved.q_the[..], &saved.k_ske[..], &saved.v_ske[..]);
-    let (mut dq_the, mut dk_ske, dv_ske) = attention_backward(config, &do_the, qkv, &saved.p_hts);
-    rope(&mut dk_ske, &positions, e, config.rope_theta, Turn::Back);
-    rope(&mut dq_the, &positions, e, config.rope_theta, Turn::Back);
+    let (mut dq_the, mut dk_ske, dv_ske) =
+        attention_backward(config, &sight.first, &do_the, qkv, &saved.p_hts);
+    rope(&mut dk_ske, positions, e, config.rope_theta, Turn::Back);
+    rope(&mut dq_the, positions, e, config.rope_theta, Turn::Back);
     let mut da_td = back("self_attn.v_proj", &dv_ske, &saved.a_td, d, kv_len)?;
     add(
         &mut da_td,
@@ -131,9 +134,4 @@ pub(super) fn backward(
     let mut dx_td = back("input_layernorm", &da_td, &saved.x_td, d, d)?;
     add(&mut dx_td, &dmid_td);
     Ok(dx_td)
-}
-
-/// A sample starts at position 0.
-fn positions(tokens: usize) -> Vec<usize> {
-    (0..tokens).collect()
 }

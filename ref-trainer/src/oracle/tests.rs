@@ -19,6 +19,7 @@ fn small(tied: bool) -> ModelConfig {
         rope_theta: 100.0,
         norm_eps: 1e-5,
         tied,
+        window: None,
     }
 }
 
@@ -32,6 +33,7 @@ fn batch(vocab: usize) -> Vec<Sample> {
         mask: (0..seq)
             .map(|i| draws.uniform(1000 + index * 100 + i) >= masked)
             .collect(),
+        documents: vec![],
     };
     vec![
         sample(0, 7, 0.3),

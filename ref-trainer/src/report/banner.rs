@@ -77,6 +77,12 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
     if l.sequence_parallel && l.tp > 1 {
         text += "; sequence parallel";
     }
+    if l.cp > 1 {
+        text += &format!("; {} over cp", l.cp_comm.name());
+        if l.ulysses() > 1 && l.cp_outer() > 1 {
+            text += &format!(", ulysses {} within", l.ulysses());
+        }
+    }
     if l.zero_stage > 0 {
         text += &format!("; ZeRO {}", l.zero_stage);
     }

@@ -54,9 +54,8 @@ fn rebuild(
     };
     let flat = Arc::new(FlatLayout::build(&specs, &rank.mesh, rank.rank, &spec)?);
     let everyone = ProcessGroup::whole(rank.mesh.world(), rank.rank)?;
-    let order = rank.groups.world.order();
     let world = rank.groups.world.subgroup(&everyone, "planted")?;
-    let (groups, _) = Groups::new(world, &rank.mesh, &flat, order)?;
+    let (groups, _) = Groups::new(world, &rank.mesh, &flat, &rank.job.layout)?;
     rank.groups = groups;
     rank.params = ParamStore::zeros(&rank.device, &flat)?;
     set(rank, |_, _, was| was)?;
