@@ -9,9 +9,10 @@ use quintet_collectives::{
     Communicator, Error as WireError, Pending as Started, ReduceOp, Transport,
 };
 use quintet_kernels::{
-    AdamWSpec, Attention, AttentionSpec, Backend, Carry, Collectives, Cpu, CpuBuf, CpuEvent, CrossEntropy,
-    CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec, Meter, Norm,
-    NormSpec, Optimizer, Pending, Places, Pointwise, Queue, Rope, RopeSpec, SgdSpec, Tag, Trans, Wire,
+    AdamWSpec, Attention, AttentionSpec, Backend, Carry, Collectives, Cpu, CpuBuf, CpuEvent,
+    CrossEntropy, CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec,
+    Meter, Norm, NormSpec, Optimizer, Pending, Places, Pointwise, Queue, Rope, RopeSpec, SgdSpec,
+    Tag, Trans, Wire,
 };
 
 use crate::profile::{line, line_of};

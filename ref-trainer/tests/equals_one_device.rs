@@ -128,7 +128,7 @@ fn in_f64_every_layout_equals_the_oracle() {
 /// that clipping makes other bits of it.)
 fn bits(draw: &Draw, v: &Verdict) -> Result<(), String> {
     let (l, bits) = (&draw.job.layout, v.bit_equal);
-    let stages_alone = l.dp == 1 && l.tp == 1 && (l.pp == 1 || !draw.job.model.tied);
+    let stages_alone = l.dp == 1 && l.tp == 1 && l.cp == 1 && (l.pp == 1 || !draw.job.model.tied);
     let clips = draw.job.optimizer.clip_grad > 0.0;
     if stages_alone && !clips && !(bits.loss && bits.grads && bits.params) {
         return Err(format!("stages alone must keep the twin's bits: {bits:?}"));

@@ -3,6 +3,7 @@ use crate::failure::Exit;
 use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind};
 use proptest::prelude::*;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::CpComm;
 
 fn run(line: &str) -> Result<Command, Failure> {
     let words = std::iter::once("quintet").chain(line.split_whitespace());
@@ -172,6 +173,31 @@ fn each_flag_reaches_the_job() {
         let mut job = train("train");
         change(&mut job);
         assert_eq!(train(&format!("train {flags}")), job, "{flags}");
+    }
+}
+
+#[test]
+fn sequences_are_cut() {
+    let job =
+        train("train --cp 4 --cp-comm p2p --ulysses-degree 2 --window-size 5 --pack-documents");
+    let l = &job.layout;
+    assert_eq!(
+        (l.cp, l.cp_comm, l.ulysses(), l.cp_outer()),
+        (4, CpComm::Ring, 2, 2)
+    );
+    assert_eq!((job.model.window, job.pack_documents), (Some(5), true));
+    let all = train("train --cp 4 --cp-comm ulysses --window-size 0");
+    assert_eq!((all.layout.ulysses(), all.model.window), (4, None));
+    for (flags, words) in [
+        ("--cp 3", "nearest: 60 or 66"),
+        ("--cp 64", "nearest: 128"),
+        ("--cp 4 --ulysses-degree 3", "divisors: 1, 2, 4"),
+        ("--ulysses-degree 2", "divisors: 1"),
+        ("--cp 8 --cp-comm ulysses", "ulysses-degree may be 1, 2, 4"),
+        ("--cp 0 --cp-comm ulysses", "the least is 1"),
+        ("--cp 2 --ulysses-degree 0", "does not divide"),
+    ] {
+        refused(&format!("train {flags}"), words);
     }
 }
 

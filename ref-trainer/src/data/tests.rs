@@ -137,3 +137,35 @@ fn what_cannot_be_learnt_from_is_refused_in_one_sentence() {
     let refused = short.fits_vocabulary(57).unwrap_err().to_string();
     assert!(refused.contains("byte 57 at offset 9"), "{refused}");
 }
+
+#[test]
+fn documents_begin_anew_and_no_prediction_crosses_a_border() {
+    let samples = Samples::new(Corpus::built_in(), 7, 200).unwrap();
+    let samples = samples.with_documents(true).with_mask(RandomMask {
+        tokens: 0.1,
+        samples: 0.0,
+    });
+    let mut borders = 0;
+    for (index, sample) in samples.batch(3, 20).iter().enumerate() {
+        let (documents, positions) = (&sample.documents, sample.positions());
+        assert_eq!((documents.len(), positions.len()), (200, 200));
+        for t in 0..200 {
+            let border = t > 0 && documents[t] != documents[t - 1];
+            assert_eq!(
+                positions[t],
+                if border || t == 0 {
+                    0
+                } else {
+                    positions[t - 1] + 1
+                }
+            );
+            borders += usize::from(border);
+            assert!(!border || !sample.mask[t - 1], "a border is predicted");
+            assert_eq!(samples.counts(3, index as u64, t), sample.mask[t]);
+        }
+    }
+    assert!(borders > 20);
+    let plain = samples.with_documents(false).sample(3, 0);
+    assert!(plain.documents.is_empty());
+    assert_eq!(plain.positions(), (0..200).collect::<Vec<i32>>());
+}

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::CpComm;
 use quintet_ref_trainer::job::OptimizerKind;
 
 use super::Draw;
@@ -27,10 +28,15 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 11] = [
+const PAIRED: [&str; 16] = [
     "dp",
     "tp",
     "pp",
+    "cp",
+    "all-gather",
+    "ulysses",
+    "documents",
+    "window",
     "sequence-parallel",
     "zero 1",
     "tied",
@@ -41,7 +47,7 @@ const PAIRED: [&str; 11] = [
     "clip",
 ];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
-const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
+const STRICT: [&str; 5] = ["dp", "tp", "pp", "cp", "microbatches"];
 /// Rare by nature: they must occur.
 const RARE: [&str; 5] = [
     "nothing valid in a step",
@@ -70,6 +76,26 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("dp", l.dp > 1),
         everywhere("tp", l.tp > 1),
         everywhere("pp", l.pp > 1),
+        everywhere("cp", l.cp > 1),
+        feature(
+            "ring",
+            l.cp > 1,
+            l.cp_outer() > 1 && l.cp_comm == CpComm::Ring,
+        ),
+        feature("all-gather", l.cp > 1, l.cp_comm == CpComm::AllGather),
+        feature("ulysses", l.cp > 1, l.ulysses() > 1),
+        feature(
+            "ulysses x ring",
+            l.cp > 2 && l.cp.is_multiple_of(2),
+            l.ulysses() > 1 && l.cp_outer() > 1,
+        ),
+        feature(
+            "kv heads < ulysses",
+            l.ulysses() > 1,
+            m.kv_heads / l.tp < l.ulysses(),
+        ),
+        everywhere("documents", draw.job.pack_documents),
+        everywhere("window", m.window.is_some_and(|w| w < b.seq)),
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),
         feature("sequence-parallel", l.tp > 1, l.sequence_parallel),

@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_planner::config::{Batch, Layout, ModelConfig};
+use quintet_planner::config::{Batch, CpComm, Layout, ModelConfig};
 use quintet_ref_trainer::compare::compare;
 use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
 use quintet_ref_trainer::job::{DataSource, Dtype, Job, OptimizerKind, OptimizerOptions};
@@ -48,9 +48,21 @@ pub struct Genes {
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// Place in [`WAYS`], documents, tokens of a window (0 is none).
+    pub context: (usize, bool, usize),
     /// Of weights, data and masks.
     pub seed: u64,
 }
+
+/// How a cut sequence attends; of ulysses x ring the ring has two places, where cp lets it.
+const WAYS: [CpComm; 4] = [
+    CpComm::Ring,
+    CpComm::AllGather,
+    CpComm::Ulysses,
+    CpComm::Ring,
+];
+/// The last of them is mixed.
+const MIXED: usize = 3;
 
 /// A job with its data.
 #[derive(Debug, Clone)]
@@ -86,19 +98,24 @@ enum Mask {
 /// From all in one bucket to one a layer.
 const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
 
-/// All meshes of at most 8 ranks, small ones first; those that combine axes come more often.
-fn meshes() -> Vec<(usize, usize, usize)> {
+/// All meshes of at most 8 ranks over dp, tp, pp and cp, and two of each; small ones first, those
+/// that combine axes more often, and those more often whose cp has two factors.
+fn meshes() -> Vec<[usize; 4]> {
     let mut all = Vec::new();
+    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     for world in 1..=8 {
-        for dp in (1..=world).filter(|dp| world % dp == 0) {
-            for tp in (1..=world / dp).filter(|tp| (world / dp) % tp == 0) {
-                let mesh = (dp, tp, world / dp / tp);
-                let combined = [mesh.0, mesh.1, mesh.2].iter().filter(|n| **n > 1).count();
-                let often = [1, 1, 3, 9][combined];
-                all.extend(std::iter::repeat_n(mesh, often));
+        for dp in divisors(world) {
+            for tp in divisors(world / dp) {
+                for pp in divisors(world / dp / tp) {
+                    let mesh = [dp, tp, pp, world / dp / tp / pp];
+                    let combined = mesh.iter().filter(|n| **n > 1).count();
+                    let often = [1, 1, 3, 9][combined] * if mesh[3] == 4 { 3 } else { 1 };
+                    all.extend(std::iter::repeat_n(mesh, often));
+                }
             }
         }
     }
+    all.extend([[2; 4]; 6]);
     all
 }
 
@@ -134,10 +151,15 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         (weighted(0.3), weighted(0.4)),
         0..MASKS.len(),
         0..BUCKETS.len(),
+        (
+            0..WAYS.len(),
+            weighted(0.4),
+            prop_oneof![1 => Just(0), 1 => 1..9_usize],
+        ),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, seed) = rest;
+        let (optimizer, mask, bucket, context, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -149,6 +171,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            context,
             seed,
         };
         genes.draw(dtype)
@@ -157,7 +180,9 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
 
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
-        let (dp, tp, pp) = meshes()[self.mesh];
+        let [dp, tp, pp, cp] = meshes()[self.mesh];
+        let (way, documents, window) = self.context;
+        let mixed = way == MIXED && cp > 2 && cp.is_multiple_of(2);
         let [
             sequence_parallel,
             zero,
@@ -173,6 +198,9 @@ impl Genes {
             dp,
             tp,
             pp,
+            cp,
+            cp_comm: WAYS[way],
+            ulysses_degree: mixed.then_some(cp / 2),
             sequence_parallel,
             zero_stage: u8::from(zero),
             schedule: if gpipe {
@@ -189,15 +217,23 @@ impl Genes {
         let batch = Batch {
             // With one key, q and k have no gradient but rounding, of which the condition of the
             // oracle, where it is zero, does not tell how much; that has a test of its own.
-            seq: self.batch.0 + 2,
+            seq: if cp == 1 {
+                self.batch.0 + 2
+            } else {
+                2 * cp * (1 + self.batch.0 / 3)
+            },
             micro_batch,
             global_batch: micro_batch * dp * (self.batch.2 + 1),
         };
         let (mask_fraction, mask) = self.mask(batch.global_batch);
         let job = Job {
             model_name: "drawn".into(),
-            model: self.model(tp, counts.iter().sum(), tied),
+            model: ModelConfig {
+                window: (window > 0).then_some(window),
+                ..self.model((tp, layout.ulysses()), counts.iter().sum(), tied)
+            },
             layout,
+            pack_documents: documents,
             batch,
             mask_fraction,
             dtype,
@@ -225,14 +261,17 @@ impl Genes {
         (counts, true)
     }
 
-    fn model(&self, tp: usize, layers: usize, tied: bool) -> ModelConfig {
-        let heads = tp * (self.heads.0 + 1);
+    fn model(&self, (tp, ulysses): (usize, usize), layers: usize, tied: bool) -> ModelConfig {
+        let heads = tp * ulysses * (self.heads.0 + 1);
+        let one = |a: usize, b: usize| a.is_multiple_of(b) || b.is_multiple_of(a);
         let fits = |kv: &usize| {
-            heads.is_multiple_of(*kv) && (kv.is_multiple_of(tp) || tp.is_multiple_of(*kv))
+            let here = (kv / tp).max(1);
+            heads.is_multiple_of(*kv) && one(*kv, tp) && one(here, ulysses)
         };
         let kv: Vec<usize> = (1..=heads).rev().filter(fits).collect();
         ModelConfig {
-            vocab: self.widths.2 + 2,
+            // A text with blank lines has the byte of a line's end.
+            vocab: self.widths.2 + if self.context.1 { 11 } else { 2 },
             hidden: self.widths.0 + 4,
             layers,
             heads,
@@ -283,11 +322,16 @@ impl Draw {
     pub fn samples(&self) -> Samples {
         let corpus = Corpus::from_bytes("(drawn)", &self.text()).expect("a text");
         let samples = Samples::new(corpus, self.job.seed, self.job.batch.seq);
-        samples.expect("a text long enough").with_mask(self.mask)
+        let samples = samples.expect("a text long enough").with_mask(self.mask);
+        samples.with_documents(self.job.pack_documents)
     }
 
     fn text(&self) -> Vec<u8> {
-        text(self.job.model.vocab, 400, self.job.seed)
+        let mut bytes = text(self.job.model.vocab, 400, self.job.seed);
+        if self.job.pack_documents {
+            blank_lines(&mut bytes, self.job.seed);
+        }
+        bytes
     }
 
     /// Valid tokens of each replica in each step.
@@ -327,6 +371,16 @@ impl Draw {
     }
 }
 
+/// Puts a blank line at every sixth place or so.
+pub fn blank_lines(bytes: &mut [u8], seed: u64) {
+    let stream = Stream::new(seed, "blank lines for tests");
+    for at in 0..bytes.len() - 1 {
+        if stream.below(at as u64, 6) == 0 {
+            bytes[at..at + 2].fill(b'\n');
+        }
+    }
+}
+
 /// Seeded bytes below `vocab`.
 pub fn text(vocab: usize, len: usize, seed: u64) -> Vec<u8> {
     let stream = Stream::new(seed, "a text for tests");
@@ -346,10 +400,19 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} cp {} {} ulysses {} documents {} window {:?}",
             l.dp,
             l.tp,
             l.pp,
+            l.cp,
+            l.cp_comm.name(),
+            l.ulysses(),
+            self.job.pack_documents,
+            m.window,
+        )?;
+        writeln!(
+            f,
+            "sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
             l.sequence_parallel,
             l.zero_stage,
             l.schedule.name(),
