@@ -16,7 +16,7 @@ use quintet_parallel_layers::context::{self, Gradients, held};
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    Block, BlockSpec, ContextGroups, ContextPlaces, Ctx, Error, Layer, MicroBatch,
+    Architecture, Block, BlockSpec, ContextGroups, ContextPlaces, Ctx, Error, Layer, MicroBatch,
 };
 
 type Comm = Communicator<Local>;
@@ -532,6 +532,11 @@ fn block_spec(heads: usize, kv_heads: usize, window: Option<usize>, sp: bool) ->
         layers: 3,
         sequence_parallel: sp,
         window,
+        // Norms of queries and keys where there is a window, so that both are seen.
+        architecture: Architecture {
+            qk_norm: window.is_some(),
+            ..Architecture::LLAMA
+        },
     }
 }
 

@@ -227,6 +227,8 @@ pub struct Samples {
     seq: usize,
     mask: RandomMask,
     packed: bool,
+    /// These, in every step, instead of any of the text.
+    given: Vec<Sample>,
 }
 
 impl Samples {
@@ -242,6 +244,7 @@ impl Samples {
             seq,
             mask: RandomMask::default(),
             packed: false,
+            given: Vec::new(),
         })
     }
 
@@ -249,6 +252,20 @@ impl Samples {
     #[must_use]
     pub fn with_documents(self, packed: bool) -> Self {
         Self { packed, ..self }
+    }
+
+    /// The same samples in every step: number `index` is the one at `index` modulo their count.
+    /// For comparisons with numbers from elsewhere.
+    #[must_use]
+    pub fn given(given: Vec<Sample>) -> Self {
+        Self {
+            corpus: Corpus::built_in(),
+            seed: 0,
+            seq: given.first().map_or(0, |sample| sample.mask.len()),
+            mask: RandomMask::default(),
+            packed: false,
+            given,
+        }
     }
 
     /// The same with a random loss mask.
@@ -266,6 +283,9 @@ impl Samples {
     /// Sample `index` of the global batch of step `step`; both below 2^32.
     #[must_use]
     pub fn sample(&self, step: u64, index: u64) -> Sample {
+        if !self.given.is_empty() {
+            return self.given[index as usize % self.given.len()].clone();
+        }
         let (train, first) = (self.corpus.part(Part::Train), self.offset(step, index));
         let mut sample = Sample::of(train, first..first + self.seq + 1, self.packed);
         for (position, counts) in sample.mask.iter_mut().enumerate() {
@@ -277,6 +297,9 @@ impl Samples {
     /// Token `position` (up to and including T) of a sample, without the rest of it.
     #[must_use]
     pub fn token(&self, step: u64, index: u64, position: usize) -> Option<u32> {
+        if !self.given.is_empty() {
+            return self.sample(step, index).tokens.get(position).copied();
+        }
         let train = self.corpus.part(Part::Train);
         let window = &train[self.offset(step, index)..][..=self.seq];
         window.get(position).map(|byte| u32::from(*byte))
@@ -285,6 +308,10 @@ impl Samples {
     /// Does the prediction made at `position` of a sample count?
     #[must_use]
     pub fn counts(&self, step: u64, index: u64, position: usize) -> bool {
+        if !self.given.is_empty() {
+            let sample = self.sample(step, index);
+            return sample.mask.get(position).copied().unwrap_or(false);
+        }
         let next = self.offset(step, index) + position + 1;
         let border = self.packed && documents::begins(self.corpus.part(Part::Train), next);
         !border && self.drawn(step, index, position)

@@ -28,8 +28,9 @@ impl Sum<'_> {
         model: &ModelConfig,
         batch: &Batch,
         types: WireTypes,
+        chunk: usize,
     ) -> Result<(), Error> {
-        let layers = stage_layers(model, self.layout, self.mesh, self.stage())?;
+        let layers = stage_layers(model, self.layout, self.mesh, self.stage(), chunk)?;
         let blocks = layers.iter().filter(|l| matches!(l, StageLayer::Block(_)));
         let times = blocks.count() * (batch.microbatches() / self.layout.dp);
         let (tokens, tp) = (self.tokens(batch), self.layout.tp);
@@ -89,6 +90,8 @@ impl Sum<'_> {
 mod tests {
     use alloc::vec::Vec;
 
+    use quintet_parallel_layers::Architecture;
+
     use super::*;
     use crate::Layout;
     use crate::traffic::{step, total};
@@ -106,6 +109,7 @@ mod tests {
             norm_eps: 1e-5,
             tied: false,
             window: None,
+            architecture: Architecture::LLAMA,
         };
         let layout = Layout {
             cp,

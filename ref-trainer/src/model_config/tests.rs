@@ -1,7 +1,8 @@
 use proptest::prelude::*;
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use super::*;
+use quintet_parallel_layers::Architecture;
 
 fn good() -> Map<String, Value> {
     let text = r#"{
@@ -40,6 +41,7 @@ fn a_llama_file_is_read() {
         norm_eps: 1e-5,
         tied: false,
         window: None,
+        architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
     assert_eq!(model.max_positions, 2048);
@@ -110,7 +112,7 @@ fn what_we_would_compute_wrongly_is_refused() {
         (
             "model_type",
             json!("mistral"),
-            "model_type is \"mistral\"; only Llama",
+            "model_type is \"mistral\"; computed here are llama",
         ),
         (
             "architectures",
