@@ -1,7 +1,7 @@
 //! The judge of layouts.
 
 use quintet_parallel_layers::Architecture;
-use quintet_planner::{Batch, Layout, ModelConfig, validate};
+use quintet_planner::{Batch, CpComm, Layout, ModelConfig, validate};
 
 use crate::bytes::Bytes;
 
@@ -29,13 +29,16 @@ pub fn layout(data: &[u8]) {
         dp: bytes.below(5),
         tp: bytes.below(5),
         pp,
+        cp: bytes.below(4),
+        cp_comm: CpComm::ALL[bytes.below(3)],
+        ulysses_degree: (bytes.below(2) == 1).then(|| bytes.below(4)),
         stage_layers: explicit.then(|| (0..pp).map(|_| bytes.below(4)).collect()),
         zero_stage: bytes.byte() % 4,
         sequence_parallel: bytes.below(2) == 1,
         ..Layout::single()
     };
     let batch = Batch {
-        seq: bytes.below(9),
+        seq: bytes.below(25),
         micro_batch: bytes.below(4),
         global_batch: bytes.below(17),
     };
@@ -50,6 +53,8 @@ pub fn layout(data: &[u8]) {
             }
             assert_eq!(next, model.layers);
             assert_eq!(batch.microbatches() % layout.dp, 0);
+            assert!(layout.cp == 1 || batch.seq.is_multiple_of(2 * layout.cp));
+            assert_eq!(layout.cp_outer() * layout.ulysses(), layout.cp);
         }
     }
 }

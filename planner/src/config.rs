@@ -328,6 +328,18 @@ fn context(model: &ModelConfig, l: &Layout, batch: &Batch) -> Result<(), Invalid
             "a window of 0 tokens sees nothing, not even itself; the least is 1",
         ));
     }
+    let pieces = l.cp.saturating_mul(2);
+    if l.cp > 1 && !batch.seq.is_multiple_of(pieces) {
+        let below = batch.seq / pieces * pieces;
+        let nearest = match below {
+            0 => format!("{pieces}"),
+            _ => format!("{below} or {}", below + pieces),
+        };
+        return no(format!(
+            "seq-length {} is no multiple of 2 x cp = {pieces}: each of {} ranks holds two pieces of a sequence; nearest: {nearest}",
+            batch.seq, l.cp
+        ));
+    }
     let ulysses = l.ulysses();
     if ulysses == 0 || !l.cp.is_multiple_of(ulysses) {
         return no(format!(
@@ -338,18 +350,6 @@ fn context(model: &ModelConfig, l: &Layout, batch: &Batch) -> Result<(), Invalid
     }
     if l.cp == 1 {
         return Ok(());
-    }
-    let pieces = l.cp.saturating_mul(2);
-    if !batch.seq.is_multiple_of(pieces) {
-        let below = batch.seq / pieces * pieces;
-        let nearest = match below {
-            0 => format!("{pieces}"),
-            _ => format!("{below} or {}", below + pieces),
-        };
-        return no(format!(
-            "seq-length {} is no multiple of 2 x cp = {pieces}: each of {} ranks holds two pieces of a sequence; nearest: {nearest}",
-            batch.seq, l.cp
-        ));
     }
     // Of one tensor parallel rank.
     let (heads, kv) = (model.heads / l.tp, (model.kv_heads / l.tp).max(1));

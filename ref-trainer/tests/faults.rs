@@ -32,8 +32,12 @@ fn read(path: &Path) -> Fault {
     let text = fs::read_to_string(path).expect("a text");
     let name = path.file_stem().expect("a name").to_string_lossy();
     let cut = |from: &str, to: &str| {
-        let (_, rest) = text.split_once(from).unwrap_or_else(|| panic!("{name}: no {from}"));
-        let (part, _) = rest.split_once(to).unwrap_or_else(|| panic!("{name}: no {to}"));
+        let (_, rest) = text
+            .split_once(from)
+            .unwrap_or_else(|| panic!("{name}: no {from}"));
+        let (part, _) = rest
+            .split_once(to)
+            .unwrap_or_else(|| panic!("{name}: no {to}"));
         part.to_string()
     };
     Fault {
@@ -53,7 +57,11 @@ fn each_fault_still_applies() {
         let text = fs::read_to_string(root().join(&fault.file)).expect("its file");
         let found = text.matches(&fault.is).count();
         assert_eq!(found, 1, "{} does not apply to {}", fault.name, fault.file);
-        assert!(fault.is != fault.becomes && fault.says.ends_with('.'), "{}", fault.name);
+        assert!(
+            fault.is != fault.becomes && fault.says.ends_with('.'),
+            "{}",
+            fault.name
+        );
     }
 }
 
@@ -77,17 +85,29 @@ fn each_fault_is_met_by_the_random_suite() {
         table.insert(fault.name, met);
     }
     assert!(!table.is_empty(), "QUINTET_FAULTS={asked} names no fault");
-    let survive: Vec<_> = table.iter().filter(|(_, met)| met.starts_with("SURVIVES")).collect();
+    let survive: Vec<_> = table
+        .iter()
+        .filter(|(_, met)| met.starts_with("SURVIVES"))
+        .collect();
     assert!(survive.is_empty(), "{survive:?}");
 }
 
 /// Runs the general suite in f64 in the copy and says what came of it.
 fn suite(copy: &Path) -> String {
     let run = Command::new(env!("CARGO"))
-        .args(["test", "-p", "quintet-ref-trainer", "--test", "equals_one_device"])
+        .args([
+            "test",
+            "-p",
+            "quintet-ref-trainer",
+            "--test",
+            "equals_one_device",
+        ])
         .args(["in_f64_every_layout", "--", "--nocapture"])
         .env("CARGO_TARGET_DIR", copy.with_file_name("planted-target"))
-        .env("QUINTET_CASES", std::env::var("QUINTET_CASES").unwrap_or("600".into()))
+        .env(
+            "QUINTET_CASES",
+            std::env::var("QUINTET_CASES").unwrap_or("600".into()),
+        )
         .current_dir(copy)
         .output()
         .expect("cargo");

@@ -1,6 +1,7 @@
 //! What will run, in six lines, before the first message.
 
 use quintet_collectives::mesh::{Degrees, DeviceMesh};
+use quintet_planner::CpComm;
 
 use super::Forecast;
 use super::human::{bytes, count, percent, shares, thousands};
@@ -78,8 +79,13 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
         text += "; sequence parallel";
     }
     if l.cp > 1 {
-        text += &format!("; {} over cp", l.cp_comm.name());
-        if l.ulysses() > 1 && l.cp_outer() > 1 {
+        let mixed = l.ulysses() > 1 && l.cp_outer() > 1;
+        let outer = match l.cp_comm {
+            CpComm::Ulysses if mixed => CpComm::Ring,
+            comm => comm,
+        };
+        text += &format!("; {} over cp", outer.name());
+        if mixed {
             text += &format!(", ulysses {} within", l.ulysses());
         }
     }

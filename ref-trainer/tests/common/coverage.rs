@@ -85,7 +85,7 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         feature("all-gather", l.cp > 1, l.cp_comm == CpComm::AllGather),
         feature("ulysses", l.cp > 1, l.ulysses() > 1),
         feature(
-            "ulysses x ring",
+            "ulysses inside",
             l.cp > 2 && l.cp.is_multiple_of(2),
             l.ulysses() > 1 && l.cp_outer() > 1,
         ),
@@ -119,8 +119,9 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("two threads a rank", draw.job.threads_per_rank > 1),
         feature(
             "tp cuts tokens unevenly",
-            l.tp > 1,
-            (b.seq * b.micro_batch) % l.tp > 0,
+            // Of a sequence over cp a rank has an even number of tokens.
+            l.tp > 2 || (l.tp > 1 && l.cp == 1),
+            (b.seq * b.micro_batch / l.cp) % l.tp > 0,
         ),
         feature(
             "tp cuts vocab unevenly",

@@ -54,15 +54,16 @@ pub struct Genes {
     pub seed: u64,
 }
 
-/// How a cut sequence attends; of ulysses x ring the ring has two places, where cp lets it.
-const WAYS: [CpComm; 4] = [
-    CpComm::Ring,
-    CpComm::AllGather,
-    CpComm::Ulysses,
-    CpComm::Ring,
+/// How a cut sequence attends, and whether with ulysses inside: then the outer factor has two
+/// places, where cp lets it.
+const WAYS: [(CpComm, bool); 6] = [
+    (CpComm::Ring, false),
+    (CpComm::AllGather, false),
+    (CpComm::Ulysses, false),
+    (CpComm::Ring, true),
+    (CpComm::Ring, true),
+    (CpComm::AllGather, true),
 ];
-/// The last of them is mixed.
-const MIXED: usize = 3;
 
 /// A job with its data.
 #[derive(Debug, Clone)]
@@ -182,7 +183,8 @@ impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
         let [dp, tp, pp, cp] = meshes()[self.mesh];
         let (way, documents, window) = self.context;
-        let mixed = way == MIXED && cp > 2 && cp.is_multiple_of(2);
+        let (cp_comm, mixed) = WAYS[way];
+        let mixed = mixed && cp > 2 && cp.is_multiple_of(2);
         let [
             sequence_parallel,
             zero,
@@ -199,7 +201,7 @@ impl Genes {
             tp,
             pp,
             cp,
-            cp_comm: WAYS[way],
+            cp_comm,
             ulysses_degree: mixed.then_some(cp / 2),
             sequence_parallel,
             zero_stage: u8::from(zero),
