@@ -20,8 +20,11 @@ pub struct Model {
     pub config: ModelConfig,
     /// Tokens predicted per sample, by default.
     pub seq: usize,
-    /// Tokens it is made for at most (`max_position_embeddings`); nothing is computed from it.
+    /// Tokens it is made for at most (`max_position_embeddings`). A preset is trained from nothing,
+    /// so that for it any number is as good.
     pub max_positions: usize,
+    /// It comes from a file, where `max_positions` is meant.
+    pub from_file: bool,
     /// Samples in a step, by default.
     pub global_batch: usize,
 }
@@ -106,6 +109,7 @@ impl Model {
             },
             seq: 64,
             max_positions: 64,
+            from_file: false,
             global_batch: 16,
         }
     }
@@ -181,6 +185,7 @@ fn bench_s() -> Model {
         },
         seq: 256,
         max_positions: 256,
+        from_file: false,
         global_batch: 8,
     }
 }
@@ -203,6 +208,7 @@ fn bench_m() -> Model {
         },
         seq: 512,
         max_positions: 512,
+        from_file: false,
         global_batch: 4,
     }
 }

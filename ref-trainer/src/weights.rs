@@ -27,8 +27,9 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 pub fn job_for(job: &Job, weights: &Weights) -> Result<Job, Failure> {
     let mut job = job.clone();
     if let Weights::Checkpoint(root) = weights {
-        let (saved, _) = job_of(root)?;
+        let saved = job_of(root)?.saved;
         (job.model, job.model_name) = (saved.model, saved.model_name);
+        job.max_positions = saved.max_positions;
     }
     job.check()?;
     Ok(job)

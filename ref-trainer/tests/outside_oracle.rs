@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use quintet_collectives::transport::local::World;
 use quintet_planner::config::{Batch, Layout};
 use quintet_ref_trainer::compare::{Tensors, compare_above};
+use quintet_ref_trainer::convert::{Convert, convert};
 use quintet_ref_trainer::data::{Sample, Samples};
 use quintet_ref_trainer::job::{Dtype, Job, OptimizerKind, OptimizerOptions};
 use quintet_ref_trainer::model_config::Model;
@@ -196,4 +197,58 @@ fn written_back() {
         assert_eq!(stored(&to), stored(&folder(name)), "{name}");
         std::fs::remove_dir_all(&to).unwrap();
     }
+}
+
+/// Theirs -> a checkpoint of ours -> theirs: the same parameters, and the checkpoint has the loss
+/// that they have, under another layout.
+#[test]
+fn converted_both_ways() {
+    let root = std::env::temp_dir().join(format!("quintet-{}-convert", std::process::id()));
+    std::fs::create_dir_all(&root).unwrap();
+    for name in ["llama-tied", "qwen2", "gpt2"] {
+        let (ours, theirs) = (root.join(format!("{name}.ours")), root.join(name));
+        let go = |from: &Path, to: &Path| {
+            let (from, to) = (from.to_path_buf(), to.to_path_buf());
+            convert(&Convert { from, to })
+        };
+        go(&folder(name), &ours).unwrap();
+        go(&ours, &theirs).unwrap();
+        let fixture = fixture(name);
+        let again = weights::read(&theirs, &fixture.model.config).unwrap();
+        assert_eq!(again, fixture.params, "{name}");
+        assert!(go(&ours, &theirs).is_err(), "{name} was overwritten");
+    }
+    assert!(
+        convert(&Convert {
+            from: root.join("nothing"),
+            to: root.join("new"),
+        })
+        .is_err()
+    );
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// A file cut anywhere, or with another model's parameters, is one sentence and nothing else.
+#[test]
+fn torn_and_foreign_files_are_refused() {
+    let root = std::env::temp_dir().join(format!("quintet-{}-torn", std::process::id()));
+    std::fs::create_dir_all(&root).unwrap();
+    let fixture = fixture("qwen2");
+    let bytes = std::fs::read(folder("qwen2").join("model.safetensors")).unwrap();
+    let said = |bytes: &[u8]| {
+        std::fs::write(root.join("model.safetensors"), bytes).unwrap();
+        let failure = weights::read(&root, &fixture.model.config).unwrap_err();
+        assert_eq!(failure.exit as u8, 3);
+        assert!(!failure.sentence.trim().contains('\n'));
+        failure.sentence
+    };
+    for len in (0..bytes.len()).step_by(97) {
+        said(&bytes[..len]);
+    }
+    let llama = std::fs::read(folder("llama").join("model.safetensors")).unwrap();
+    assert!(said(&llama).contains("no parameter of the model"));
+    let mut longer = bytes.clone();
+    longer.push(0);
+    said(&longer);
+    std::fs::remove_dir_all(&root).unwrap();
 }

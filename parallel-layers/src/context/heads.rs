@@ -85,7 +85,8 @@ impl<C> Exchange<'_, C> {
     {
         let (ranks, part) = (self.group.world(), self.part::<B>()?);
         let rows = self.rows(heads_each(self.heads, ranks)?);
-        let mut send = alloc::<B, T>(device, Tag::Comm, ranks * part)?;
+        // It becomes what is given back.
+        let mut send = alloc::<B, T>(device, Tag::Activation, ranks * part)?;
         for rank in 0..ranks {
             let from = B::slice(x, self.first(rank, ranks) * self.width..B::len(x));
             let to = slice_mut::<B, T>(B::whole_mut(&mut send), rank * part..(rank + 1) * part);

@@ -166,6 +166,7 @@ fn model(config: ModelConfig, max_positions: usize) -> Model {
         config,
         seq: max_positions.min(SEQ),
         max_positions,
+        from_file: true,
         global_batch: GLOBAL_BATCH,
     }
 }

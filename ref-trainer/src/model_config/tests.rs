@@ -206,7 +206,7 @@ fn missing_mistyped_and_absurd_values_are_refused() {
         (
             "num_attention_heads",
             json!(36),
-            "36 heads do not divide hidden_size 2048",
+            "36 heads do not divide a width of 2048",
         ),
         ("head_dim", json!(63), "odd"),
         ("tie_word_embeddings", json!("yes"), "true or false"),
