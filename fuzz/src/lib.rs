@@ -5,17 +5,23 @@
 mod bytes;
 mod layout;
 mod mesh;
+mod plans;
 
 pub use layout::layout;
 pub use mesh::{mesh, placement, runs};
+pub use plans::{constants, overrides, plans, ragged};
 
 /// A body by name.
 pub type Body = fn(&[u8]);
 
 /// All bodies.
-pub const BODIES: [(&str, Body); 4] = [
+pub const BODIES: [(&str, Body); 8] = [
     ("mesh", mesh),
     ("placement", placement),
     ("runs", runs),
     ("layout", layout),
+    ("plans", plans),
+    ("ragged", ragged),
+    ("overrides", overrides),
+    ("constants", constants),
 ];

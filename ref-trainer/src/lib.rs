@@ -11,6 +11,7 @@ pub mod failure;
 pub mod forecast;
 pub mod groups;
 pub mod job;
+pub mod lending;
 pub mod lock;
 pub mod microbatch;
 pub mod model;

@@ -41,7 +41,7 @@ pub struct Genes {
     pub layers: (usize, bool, usize),
     /// Sequence length, microbatch and microbatches of a replica, beyond the least.
     pub batch: (usize, usize, usize),
-    /// Sequence-parallel, ZeRO-1, tied, any order, clipping, weight decay, two threads.
+    /// Sequence-parallel, hybrid sharding, tied, any order, clipping, weight decay, two threads.
     pub flags: [bool; 7],
     /// Place in [`SCHEDULES`], chunks a stage beyond two where that is free.
     pub schedule: (usize, usize),
@@ -53,6 +53,8 @@ pub struct Genes {
     pub bucket: usize,
     /// Place in [`WAYS`], documents, tokens of a window (0 is none).
     pub context: (usize, bool, usize),
+    /// ZeRO stage, and the place of the hybrid one's shards among the divisors of dp.
+    pub zero: (u8, usize),
     /// Place in [`ARCHITECTURES`].
     pub architecture: usize,
     /// Of weights, data and masks.
@@ -193,10 +195,14 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         ),
         0..ARCHITECTURES.len(),
         (0..SCHEDULES.len(), 0..2_usize),
+        (
+            prop_oneof![2 => Just(0_u8), 2 => Just(1), 3 => Just(2), 4 => Just(3)],
+            0..4_usize,
+        ),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, context, architecture, schedule, seed) = rest;
+        let (optimizer, mask, bucket, context, architecture, schedule, zero, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -209,6 +215,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             mask,
             bucket,
             context,
+            zero,
             architecture,
             schedule,
             seed,
@@ -223,7 +230,7 @@ impl Genes {
         let (way, documents, window) = self.context;
         let (cp_comm, mixed) = WAYS[way];
         let mixed = mixed && cp > 2 && cp.is_multiple_of(2);
-        let [sequence_parallel, zero, tied, any_order, clip, decay, two] = self.flags;
+        let [sequence_parallel, hybrid, tied, any_order, clip, decay, two] = self.flags;
         let (schedule, virtual_stages) = self.kind(pp);
         let places = pp * schedule.chunks().unwrap_or(virtual_stages);
         let (counts, uneven) = self.stage_layers(places);
@@ -235,7 +242,8 @@ impl Genes {
             cp_comm,
             ulysses_degree: mixed.then_some(cp / 2),
             sequence_parallel,
-            zero_stage: u8::from(zero),
+            zero_stage: self.zero.0,
+            hybrid_shard_size: self.hybrid(dp, cp).filter(|_| hybrid),
             schedule,
             virtual_stages,
             stage_layers: uneven.then(|| counts.clone()),
@@ -273,6 +281,16 @@ impl Genes {
             ..Job::verify()
         };
         Draw { job, mask }
+    }
+
+    /// Fewer replicas than all, that shard among themselves; none where nothing is sharded.
+    fn hybrid(&self, dp: usize, cp: usize) -> Option<usize> {
+        let (stage, pick) = self.zero;
+        let all = dp * cp;
+        let fits =
+            |h: &usize| all.is_multiple_of(*h) && (h.is_multiple_of(cp) || cp.is_multiple_of(*h));
+        let all: Vec<usize> = (1..all).rev().filter(fits).collect();
+        (stage > 0 && !all.is_empty()).then(|| all[pick % all.len()])
     }
 
     /// A schedule that `pp` stages can follow, and the chunks of a stage where that is free.
@@ -465,9 +483,10 @@ impl fmt::Display for Draw {
         )?;
         writeln!(
             f,
-            "sequence-parallel {} zero {} {} of {} chunks {:?} bucket {} any order {} threads {}",
+            "sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {}",
             l.sequence_parallel,
             l.zero_stage,
+            l.hybrid_shard_size,
             l.schedule.name(),
             l.chunks(),
             l.stage_layers,
