@@ -90,6 +90,7 @@ impl Case {
             head_dim,
             scale: 1.0 / (head_dim as f64).sqrt(),
             causal: true,
+            window: None,
         };
         let rows = spec.heads * positions;
         let mut ours = Ours {
@@ -120,10 +121,10 @@ impl Ours {
             cpu.attention_delta::<f32>(spec, d_o, o, &mut self.delta)
                 .and_then(|()| {
                     let rows = (&self.lse[..], &self.delta[..]);
-                    cpu.attention_backward(spec, qkv, pos, d_o, rows, (dq, dk, dv))
+                    cpu.attention_backward(spec, qkv, pos.into(), d_o, rows, (dq, dk, dv))
                 })
         } else {
-            cpu.attention(spec, qkv, pos, o, &mut self.lse)
+            cpu.attention(spec, qkv, pos.into(), o, &mut self.lse)
         };
         done.expect("lengths are the spec's");
     }

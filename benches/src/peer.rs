@@ -196,6 +196,7 @@ mod tests {
             head_dim: 8,
             scale: 0.35,
             causal: true,
+            window: None,
         };
         let wave = |len: usize, step: f32| -> Vec<f32> {
             (0..len).map(|i| (i as f32 * step).sin()).collect()
@@ -206,10 +207,10 @@ mod tests {
         let (mut dq, mut dk, mut dv) = (vec![0.0; 1280], vec![0.0; 640], vec![0.0; 640]);
         let cpu = Cpu::new(1);
         let (qkv, at) = ((&q[..], &k[..], &v[..]), (&pos[..], &pos[..]));
-        cpu.attention::<f32>(&spec, qkv, at, &mut o, &mut lse)?;
+        cpu.attention::<f32>(&spec, qkv, at.into(), &mut o, &mut lse)?;
         cpu.attention_delta::<f32>(&spec, &d_o, &o, &mut delta)?;
         let into = (&mut dq[..], &mut dk[..], &mut dv[..]);
-        cpu.attention_backward::<f32>(&spec, qkv, at, &d_o, (&lse, &delta), into)?;
+        cpu.attention_backward::<f32>(&spec, qkv, at.into(), &d_o, (&lse, &delta), into)?;
         let mut plain = Materialised::new(&spec);
         let mut po = vec![0.0; 1280];
         let (mut pq, mut pk, mut pv) = (vec![0.0; 1280], vec![0.0; 640], vec![0.0; 640]);

@@ -10,10 +10,10 @@ use quintet_collectives::{
 };
 use quintet_kernels::moe::{Combine, Routed};
 use quintet_kernels::{
-    AdamWSpec, Attention, AttentionSpec, Backend, Collectives, Cpu, CpuBuf, CpuEvent, CrossEntropy,
-    CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec, GroupedGemm,
-    Meter, Norm, NormSpec, Optimizer, Pending, Permute, Pointwise, Queue, Real, Rope, RopeSpec,
-    Router, RouterSpec, SgdSpec, Tag, Trans, Wire,
+    AdamWSpec, Attention, AttentionSpec, Backend, Carry, Collectives, Cpu, CpuBuf, CpuEvent,
+    CrossEntropy, CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec,
+    GroupedGemm, Meter, Norm, NormSpec, Optimizer, Pending, Permute, Places, Pointwise, Queue,
+    Real, Rope, RopeSpec, Router, RouterSpec, SgdSpec, Tag, Trans, Wire,
 };
 
 use crate::profile::{line, line_of};
@@ -120,12 +120,12 @@ impl Attention for Timed {
         &self,
         spec: &AttentionSpec,
         qkv: (&[E], &[E], &[E]),
-        pos: (&[i32], &[i32]),
+        places: Places<&[i32]>,
         o: &mut [E],
         lse: &mut [E::Acc],
     ) -> Done {
         line("attention: forward", || {
-            self.0.attention(spec, qkv, pos, o, lse)
+            self.0.attention(spec, qkv, places, o, lse)
         })
     }
 
@@ -145,14 +145,53 @@ impl Attention for Timed {
         &self,
         spec: &AttentionSpec,
         qkv: (&[E], &[E], &[E]),
-        pos: (&[i32], &[i32]),
+        places: Places<&[i32]>,
         d_o: &[E],
         lse_delta: (&[E::Acc], &[E::Acc]),
         dqkv: (&mut [E], &mut [E], &mut [E]),
     ) -> Done {
         line("attention: backward", || {
             self.0
-                .attention_backward(spec, qkv, pos, d_o, lse_delta, dqkv)
+                .attention_backward(spec, qkv, places, d_o, lse_delta, dqkv)
+        })
+    }
+
+    fn attention_step<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        qkv: (&[E], &[E], &[E]),
+        places: Places<&[i32]>,
+        carry: Carry<&mut [E::Acc]>,
+    ) -> Done {
+        line("attention: forward, one piece", || {
+            self.0.attention_step(spec, qkv, places, carry)
+        })
+    }
+
+    fn attention_finish<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        carry: Carry<&[E::Acc]>,
+        o: &mut [E],
+        lse: &mut [E::Acc],
+    ) -> Done {
+        line("attention: finish", || {
+            self.0.attention_finish(spec, carry, o, lse)
+        })
+    }
+
+    fn attention_backward_step<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        qkv: (&[E], &[E], &[E]),
+        places: Places<&[i32]>,
+        d_o: &[E],
+        lse_delta: (&[E::Acc], &[E::Acc]),
+        dqkv: (&mut [E::Acc], &mut [E::Acc], &mut [E::Acc]),
+    ) -> Done {
+        line("attention: backward, one piece", || {
+            self.0
+                .attention_backward_step(spec, qkv, places, d_o, lse_delta, dqkv)
         })
     }
 }

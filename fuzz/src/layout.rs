@@ -3,7 +3,7 @@
 use quintet_parallel_layers::Architecture;
 use quintet_parallel_layers::pipeline::{Schedule, ScheduleKind, laws};
 use quintet_planner::config::MoeConfig;
-use quintet_planner::{Batch, Layout, ModelConfig, validate};
+use quintet_planner::{Batch, CpComm, Layout, ModelConfig, validate};
 
 use crate::bytes::Bytes;
 
@@ -27,6 +27,7 @@ pub fn layout(data: &[u8]) {
             first_dense: bytes.below(9),
             ..MoeConfig::new(bytes.below(9), bytes.below(4), bytes.below(5))
         }),
+        window: None,
         architecture: Architecture::LLAMA,
     };
     let pp = bytes.below(5);
@@ -38,6 +39,9 @@ pub fn layout(data: &[u8]) {
         dp: bytes.below(5),
         tp: bytes.below(5),
         pp,
+        cp: bytes.below(4),
+        cp_comm: CpComm::ALL[bytes.below(3)],
+        ulysses_degree: (bytes.below(2) == 1).then(|| bytes.below(4)),
         schedule,
         virtual_stages,
         stage_layers: explicit.then(|| (0..places).map(|_| bytes.below(4)).collect()),
@@ -52,7 +56,7 @@ pub fn layout(data: &[u8]) {
         ..Layout::single()
     };
     let batch = Batch {
-        seq: bytes.below(9),
+        seq: bytes.below(25),
         micro_batch: bytes.below(4),
         global_batch: bytes.below(17),
     };
@@ -67,6 +71,8 @@ pub fn layout(data: &[u8]) {
             }
             assert_eq!(next, model.layers);
             assert_eq!(batch.microbatches() % layout.dp, 0);
+            assert!(layout.cp == 1 || batch.seq.is_multiple_of(2 * layout.cp));
+            assert_eq!(layout.cp_outer() * layout.ulysses(), layout.cp);
             let (ones, mbs) = (vec![1; layout.places()], batch.microbatches() / layout.dp);
             let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &ones);
             assert!(schedule.is_ok_and(|schedule| laws::check(&schedule).is_ok()));

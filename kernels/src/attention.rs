@@ -1,17 +1,25 @@
-//! Softmax attention in blocks (FlashAttention, Dao et al. 2022), with grouped KV heads, causal
-//! masking by explicit positions, and the log-sum-exp of each row as a second output.
+//! Softmax attention in blocks (FlashAttention, Dao et al. 2022), with grouped KV heads, masks by
+//! explicit positions and documents, and the log-sum-exp of each row as a second output.
 //!
 //! ```text
 //! q_bshd  o_bshd      b sequences of s queries, h heads of d      (token-major, as a linear
 //! k_bzgd  v_bzgd      b sequences of z keys,    g KV heads of d    layer leaves them)
 //! lse_bhs delta_bhs   one number per query and head, in Acc
-//! head i reads KV head i / (h / g);  key z is visible to query s iff pos[z] <= pos[s]
+//! head i reads KV head i / (h / g)
+//! key z is visible to query s iff they are of one document, pos[z] <= pos[s] (causal) and
+//! pos[s] - pos[z] < window
 //! ```
 //!
 //! Backward needs no score matrix: P is recomputed from q, k and lse, and
 //! `delta = rowsum(do * o)` carries the softmax's own derivative. A query that sees no key has
 //! output 0, lse minus infinity and gradient 0. KV blocks begin at multiples of the block length
 //! in the KV index, so that a row's bits do not depend on the other rows.
+//!
+//! **Keys in pieces** (ring attention, Liu et al. 2023): [`Attention::attention_step`] is the same
+//! kernel, going on from what earlier pieces left in a [`Carry`]. Nothing is normalised or rounded
+//! between pieces, so pieces that are cut at block boundaries and come in order give the bits of
+//! one call, and the error does not grow with their number. Backward by pieces adds into gradients
+//! in Acc, from the lse and delta of the whole row.
 
 mod cpu;
 pub mod naive;
@@ -38,6 +46,44 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Hide keys whose position is above the query's.
     pub causal: bool,
+    /// Hide keys that stand this far before the query or farther; at least 1.
+    pub window: Option<usize>,
+}
+
+/// Where queries and keys stand: what decides who sees whom.
+#[derive(Debug, Clone, Copy)]
+pub struct Places<R> {
+    /// Positions of the queries, `[b, s]`.
+    pub q_pos: R,
+    /// Positions of the keys, `[b, z]`.
+    pub k_pos: R,
+    /// Documents of the queries and of the keys, shaped as the positions; `None` where a sequence
+    /// is one document.
+    pub documents: Option<(R, R)>,
+}
+
+impl<R> From<(R, R)> for Places<R> {
+    /// Positions of queries and keys of one document.
+    fn from((q_pos, k_pos): (R, R)) -> Self {
+        Self {
+            q_pos,
+            k_pos,
+            documents: None,
+        }
+    }
+}
+
+/// What queries have gathered from earlier pieces of the keys, in Acc. Where `sum` is 0 a query
+/// has seen nothing, and what the other two hold for it does not matter: a carry begins as zeros
+/// in `sum` alone.
+#[derive(Debug, Clone, Copy)]
+pub struct Carry<V> {
+    /// Values, each times `exp(score - max)`, summed: `[b, s, h, d]`.
+    pub o_bshd: V,
+    /// The largest score: `[b, h, s]`.
+    pub max_bhs: V,
+    /// The sum of `exp(score - max)`: `[b, h, s]`.
+    pub sum_bhs: V,
 }
 
 /// Elements of each argument.
@@ -61,6 +107,10 @@ impl AttentionSpec {
             let why = "head_dim must be at least 1";
             return Err(Error::Spec { op, why });
         }
+        if self.window == Some(0) {
+            let why = "a window of 0 hides every key; the least is 1";
+            return Err(Error::Spec { op, why });
+        }
         let product = |factors: &[usize]| {
             let why = "the shape describes arrays longer than memory";
             factors
@@ -77,24 +127,28 @@ impl AttentionSpec {
         })
     }
 
-    /// [`AttentionSpec::lens`], compared with those of q, k, v and the positions.
+    /// [`AttentionSpec::lens`], compared with those of q, k, v and the places.
     pub(crate) fn check(
         &self,
         op: &'static str,
         qkv: [usize; 3],
-        pos: [usize; 2],
+        places: Places<usize>,
     ) -> Result<Lens, Error> {
         let lens = self.lens(op)?;
         need(op, "q", lens.q, qkv[0])?;
         need(op, "k", lens.kv, qkv[1])?;
         need(op, "v", lens.kv, qkv[2])?;
-        need(op, "q_pos", lens.q_pos, pos[0])?;
-        need(op, "k_pos", lens.k_pos, pos[1])?;
+        need(op, "q_pos", lens.q_pos, places.q_pos)?;
+        need(op, "k_pos", lens.k_pos, places.k_pos)?;
+        if let Some((q_doc, k_doc)) = places.documents {
+            need(op, "the queries' documents", lens.q_pos, q_doc)?;
+            need(op, "the keys' documents", lens.k_pos, k_doc)?;
+        }
         Ok(lens)
     }
 }
 
-/// Attention on a device. Positions: `q_pos[b, s]`, `k_pos[b, z]`.
+/// Attention on a device.
 pub trait Attention: Backend {
     /// `o, lse <- softmax(scale q k^T + mask) v`.
     ///
@@ -104,12 +158,38 @@ pub trait Attention: Backend {
         &self,
         spec: &AttentionSpec,
         qkv: (Self::Ref<'_, E>, Self::Ref<'_, E>, Self::Ref<'_, E>),
-        pos: (Self::Ref<'_, i32>, Self::Ref<'_, i32>),
+        places: Places<Self::Ref<'_, i32>>,
         o_bshd: Self::Mut<'_, E>,
         lse_bhs: Self::Mut<'_, E::Acc>,
     ) -> Result<(), Error>;
 
-    /// `delta[b,h,s] <- sum_d do[b,s,h,d] o[b,s,h,d]`.
+    /// Lets the queries see one piece of their keys after the pieces that `carry` holds.
+    ///
+    /// # Errors
+    /// As [`Attention::attention`].
+    fn attention_step<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        qkv: (Self::Ref<'_, E>, Self::Ref<'_, E>, Self::Ref<'_, E>),
+        places: Places<Self::Ref<'_, i32>>,
+        carry: Carry<Self::Mut<'_, E::Acc>>,
+    ) -> Result<(), Error>;
+
+    /// `o, lse` of all pieces in `carry`. Of `spec` the keys do not matter.
+    ///
+    /// # Errors
+    /// As [`Attention::attention`].
+    fn attention_finish<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        carry: Carry<Self::Ref<'_, E::Acc>>,
+        o_bshd: Self::Mut<'_, E>,
+        lse_bhs: Self::Mut<'_, E::Acc>,
+    ) -> Result<(), Error>;
+
+    /// `delta[b,h,s] <- sum_d do[b,s,h,d] o[b,s,h,d]`, taken in the order in which backward takes
+    /// `do v^T`: of a query that sees one key, whose o is that key's v, both have the same bits,
+    /// and the gradient of its score is exactly 0.
     ///
     /// # Errors
     /// [`Error::Len`] where a length does not fit.
@@ -129,9 +209,27 @@ pub trait Attention: Backend {
         &self,
         spec: &AttentionSpec,
         qkv: (Self::Ref<'_, E>, Self::Ref<'_, E>, Self::Ref<'_, E>),
-        pos: (Self::Ref<'_, i32>, Self::Ref<'_, i32>),
+        places: Places<Self::Ref<'_, i32>>,
         do_bshd: Self::Ref<'_, E>,
         lse_delta: (Self::Ref<'_, E::Acc>, Self::Ref<'_, E::Acc>),
         dqkv: (Self::Mut<'_, E>, Self::Mut<'_, E>, Self::Mut<'_, E>),
+    ) -> Result<(), Error>;
+
+    /// The same for one piece of the keys, added in Acc to what is there.
+    ///
+    /// # Errors
+    /// As [`Attention::attention_backward`].
+    fn attention_backward_step<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        qkv: (Self::Ref<'_, E>, Self::Ref<'_, E>, Self::Ref<'_, E>),
+        places: Places<Self::Ref<'_, i32>>,
+        do_bshd: Self::Ref<'_, E>,
+        lse_delta: (Self::Ref<'_, E::Acc>, Self::Ref<'_, E::Acc>),
+        dqkv: (
+            Self::Mut<'_, E::Acc>,
+            Self::Mut<'_, E::Acc>,
+            Self::Mut<'_, E::Acc>,
+        ),
     ) -> Result<(), Error>;
 }

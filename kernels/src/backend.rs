@@ -159,6 +159,26 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// [`Error::Len`] where the lengths differ.
     fn copy<T: Data>(&self, src: Self::Ref<'_, T>, dst: Self::Mut<'_, T>) -> Result<(), Error>;
 
+    /// Copies runs of elements between two arrays on the compute queue.
+    ///
+    /// # Errors
+    /// [`Error::Len`] where a run does not lie inside its view.
+    fn copy_rows<T: Data>(
+        &self,
+        rows: &Rows,
+        src: Self::Ref<'_, T>,
+        mut dst: Self::Mut<'_, T>,
+    ) -> Result<(), Error> {
+        rows.check(Self::len(src), Self::len(Self::as_ref(&dst)))?;
+        for row in 0..rows.rows {
+            let (from, to) = (row * rows.src_step, row * rows.dst_step);
+            let (head, tail) = (from..from + rows.width, to..to + rows.width);
+            let dst = slice_mut::<Self, T>(Self::reborrow(&mut dst), tail);
+            self.copy(Self::slice(src, head), dst)?;
+        }
+        Ok(())
+    }
+
     /// The number of elements in a view.
     fn len<T: Data>(view: Self::Ref<'_, T>) -> usize;
 
@@ -191,6 +211,39 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// The counter of this device's memory.
     fn meter(&self) -> &Meter;
+}
+
+/// `rows` runs of `width` elements, so many apart in what is read and in what is written: part of
+/// a matrix, or of one dim of a longer array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Runs.
+    pub rows: usize,
+    /// Elements of a run.
+    pub width: usize,
+    /// From the start of a run to the start of the next, where they are read.
+    pub src_step: usize,
+    /// The same where they are written.
+    pub dst_step: usize,
+}
+
+impl Rows {
+    /// Refuses views of `src` and `dst` elements in which not all runs lie.
+    pub(crate) fn check(&self, src: usize, dst: usize) -> Result<(), Error> {
+        for (what, step, len) in [("src", self.src_step, src), ("dst", self.dst_step, dst)] {
+            let last = self.rows.saturating_sub(1).saturating_mul(step);
+            let end = last.saturating_add(self.width);
+            if self.rows > 0 && end > len {
+                return Err(Error::Len {
+                    op: "copy_rows",
+                    what,
+                    expected: end,
+                    got: len,
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Part of a mutable view: `range` of `view`, clamped.

@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::error::need;
-use crate::{Backend, Data, Error, Meter, Queue, Tag};
+use crate::{Backend, Data, Error, Meter, Queue, Rows, Tag};
 
 #[cfg(feature = "std")]
 pub use event::CpuEvent;
@@ -254,6 +254,15 @@ impl Backend for Cpu {
     fn copy<T: Data>(&self, src: &[T], dst: &mut [T]) -> Result<(), Error> {
         need("copy", "dst", src.len(), dst.len())?;
         dst.copy_from_slice(src);
+        Ok(())
+    }
+
+    fn copy_rows<T: Data>(&self, rows: &Rows, src: &[T], dst: &mut [T]) -> Result<(), Error> {
+        rows.check(src.len(), dst.len())?;
+        for row in 0..rows.rows {
+            let src = &src[row * rows.src_step..][..rows.width];
+            dst[row * rows.dst_step..][..rows.width].copy_from_slice(src);
+        }
         Ok(())
     }
 

@@ -36,8 +36,8 @@ pub mod rope;
 pub mod wire;
 
 pub use activation::Pointwise;
-pub use attention::{Attention, AttentionSpec};
-pub use backend::{Backend, Meter, Queue, Tag};
+pub use attention::{Attention, AttentionSpec, Carry, Places};
+pub use backend::{Backend, Meter, Queue, Rows, Tag};
 pub use cpu::{Cpu, CpuBuf, CpuEvent};
 pub use cross_entropy::{CrossEntropy, CrossEntropySpec};
 pub use embedding::{Embedding, EmbeddingSpec};

@@ -56,6 +56,7 @@ fn on(tp: usize) -> Result<Vec<Done>, Box<dyn std::error::Error>> {
             replica: &comm,
             ep: &alone,
             etp: &alone,
+            cp: Default::default(),
         };
         Ok::<_, WireError>(step(&layer, &mesh, &ctx))
     })?;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! x outside --enter--> Replicate --q,k,v--> Shard(head) --(norm) rope--> softmax(q k^T) v --> Shard(head)
+//!                                                                        over cp: see [`crate::context`]
 //!                                            --o_proj--> Partial --leave--> y outside
 //! outside: Invariant, or Shard(t) under sequence parallelism
 //! ```
@@ -24,6 +25,7 @@ use quintet_kernels::{
 };
 
 use crate::block::BlockSpec;
+use crate::context::{self, ContextSaved, Gradients};
 use crate::linear::{ColumnParallelLinear, RowBackward, RowParallelLinear};
 use crate::norm::{NormKind, Normed, RowNorm, RowStats};
 use crate::region::{Region, apply};
@@ -48,6 +50,7 @@ pub struct SelfAttention {
     /// Elements of a head that turn.
     rotary: usize,
     theta: f64,
+    window: Option<usize>,
     /// Parameters of q, k, v, o and of the norms of queries and keys.
     counts: [usize; 6],
 }
@@ -57,16 +60,10 @@ pub struct SelfAttention {
 pub struct AttentionForward<Buf, Stat> {
     /// The input, whole.
     x: Buf,
-    /// Queries, turned.
-    q: Buf,
-    /// Keys, turned.
-    k: Buf,
-    /// Values.
-    v: Buf,
     /// Output of the softmax.
     o: Buf,
-    /// Log-sum-exp of each query's row.
-    lse: Stat,
+    /// What the softmax's own backward needs.
+    inner: ContextSaved<Buf, Stat>,
     /// Queries and keys before their norms, if they have any.
     before: Option<[BeforeNorm<Buf, Stat>; 2]>,
 }
@@ -151,6 +148,7 @@ impl SelfAttention {
             head_dim: e,
             rotary: architecture.rotary(e),
             theta: spec.theta,
+            window: spec.window,
             counts: [0; 6],
         };
         attention.counts = attention.parts().map(|part| part.len());
@@ -191,6 +189,7 @@ impl SelfAttention {
             head_dim: self.head_dim,
             scale: 1.0 / libm::sqrt(self.head_dim as f64),
             causal: true,
+            window: self.window,
         }
     }
 
@@ -271,13 +270,16 @@ impl SelfAttention {
     ///
     /// # Errors
     /// What a kernel or a collective refuses or fails with.
-    pub fn forward<B: Gemm + Norm + Rope + Attention, C: Collectives<B>, E: Scalar>(
+    pub fn forward<B, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
         params: &[B::Ref<'_, E>],
         x_td: B::Buf<E>,
-    ) -> Result<(B::Buf<E>, AttentionForward<B::Buf<E>, B::Buf<E::Acc>>), Error> {
+    ) -> Result<(B::Buf<E>, AttentionForward<B::Buf<E>, B::Buf<E::Acc>>), Error>
+    where
+        B: Gemm + Norm + Rope + Attention + Pointwise,
+    {
         let (t, heads) = (batch.tokens(), self.heads(ctx.tp.rank()));
         let [pq, pk, pv, po, norm_q, norm_k] = runs(NAME, params, self.counts)?;
         let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
@@ -291,27 +293,13 @@ impl SelfAttention {
         let norms = [norm_q, norm_k];
         let before = self.normalise(ctx.device, t, heads, norms, (&mut q, &mut k))?;
         self.turn(ctx.device, batch, heads, (&mut q, &mut k), false)?;
-        let mut o = ctx
-            .device
-            .alloc(Tag::Activation, t * heads.0 * self.head_dim)?;
-        let mut lse = ctx.device.alloc(Tag::Activation, t * heads.0)?;
-        let pos = B::whole(&batch.pos_t);
-        ctx.device.attention::<E>(
-            &self.spec(batch, heads),
-            (B::whole(&q), B::whole(&k), B::whole(&v)),
-            (pos, pos),
-            B::whole_mut(&mut o),
-            B::whole_mut(&mut lse),
-        )?;
+        let (o, inner) = context::forward(ctx, batch, &self.spec(batch, heads), [q, k, v])?;
         let (wo, bias) = weight_bias(NAME, po)?;
         let y = self.o.forward(ctx, t, wo, bias, B::whole(&o))?;
         let saved = AttentionForward {
             x,
-            q,
-            k,
-            v,
             o,
-            lse,
+            inner,
             before,
         };
         Ok((y, saved))
@@ -321,49 +309,32 @@ impl SelfAttention {
     ///
     /// # Errors
     /// As [`SelfAttention::forward`].
-    pub fn backward_input<B: Gemm + Norm + Rope + Attention, C: Collectives<B>, E: Scalar>(
+    pub fn backward_input<B, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
         params: &[B::Ref<'_, E>],
         saved: AttentionForward<B::Buf<E>, B::Buf<E::Acc>>,
         dy_td: &B::Buf<E>,
-    ) -> Result<(B::Buf<E>, AttentionWeight<B::Buf<E>, B::Buf<E::Acc>>), Error> {
+    ) -> Result<(B::Buf<E>, AttentionWeight<B::Buf<E>, B::Buf<E::Acc>>), Error>
+    where
+        B: Gemm + Norm + Rope + Attention + Pointwise,
+    {
         let (t, heads) = (batch.tokens(), self.heads(ctx.tp.rank()));
-        let (dev, pos) = (ctx.device, B::whole(&batch.pos_t));
+        let dev = ctx.device;
         let [pq, pk, pv, po, norm_q, norm_k] = runs(NAME, params, self.counts)?;
         let AttentionForward {
             x,
-            q,
-            k,
-            v,
             o,
-            lse,
+            inner,
             before,
         } = saved;
         let (wo, _) = weight_bias(NAME, po)?;
         let back = self.o.backward_input(ctx, t, wo, dy_td)?;
         let RowBackward { dy_whole, dx: d_o } = back;
         let spec = self.spec(batch, heads);
-        let mut delta = dev.alloc(Tag::Scratch, t * heads.0)?;
-        let (d_o_all, o_all) = (B::whole(&d_o), B::whole(&o));
-        dev.attention_delta::<E>(&spec, d_o_all, o_all, B::whole_mut(&mut delta))?;
-        let mut dq = dev.alloc(Tag::Activation, B::len(B::whole(&q)))?;
-        let mut dk = dev.alloc(Tag::Activation, B::len(B::whole(&k)))?;
-        let mut dv = dev.alloc(Tag::Activation, B::len(B::whole(&v)))?;
-        dev.attention_backward::<E>(
-            &spec,
-            (B::whole(&q), B::whole(&k), B::whole(&v)),
-            (pos, pos),
-            d_o_all,
-            (B::whole(&lse), B::whole(&delta)),
-            (
-                B::whole_mut(&mut dq),
-                B::whole_mut(&mut dk),
-                B::whole_mut(&mut dv),
-            ),
-        )?;
-        drop((q, k, v, lse, delta, d_o));
+        let Gradients { mut dq, mut dk, dv } =
+            context::backward(ctx, batch, &spec, inner, &o, d_o)?;
         self.turn(dev, batch, heads, (&mut dq, &mut dk), true)?;
         let norms = [norm_q, norm_k];
         let normed = self.normalise_back(dev, norms, before, (&mut dq, &mut dk))?;

@@ -55,6 +55,8 @@ pub struct BlockSpec {
     pub sequence_parallel: bool,
     /// A mixture of experts in place of the MLP.
     pub moe: Option<MoeSpec>,
+    /// A token sees so many tokens, itself the last of them; all before it where absent.
+    pub window: Option<usize>,
     /// Norm, MLP, positions, biases.
     pub architecture: Architecture,
 }
@@ -76,6 +78,7 @@ pub struct BlockSpec {
 ///     layers: 4,
 ///     sequence_parallel: false,
 ///     moe: None,
+///     window: None,
 ///     architecture: Architecture::LLAMA,
 /// })?;
 /// let k = &block.params()[2];

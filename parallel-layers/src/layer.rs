@@ -19,6 +19,7 @@ use quintet_collectives::ParamSpec;
 use quintet_kernels::{Backend, Collectives, Scalar};
 
 use crate::Error;
+use crate::context::{ContextGroups, ContextPlaces};
 
 /// What a layer works with: the device, and the ranks that share its weights.
 #[derive(Debug)]
@@ -33,18 +34,25 @@ pub struct Ctx<'a, B, C> {
     pub ep: &'a C,
     /// The ranks that share each expert.
     pub etp: &'a C,
+    /// The context parallel groups.
+    pub cp: ContextGroups<'a, C>,
 }
 
-/// One microbatch on this rank: `sequences` of `positions` tokens each, flattened.
+/// One microbatch on this rank: `sequences` of `positions` tokens each, flattened. Where cp cuts
+/// sequences, the tokens here are those that [`held`](crate::context::held) names.
 pub struct MicroBatch<B: Backend, E: Scalar> {
     /// Sequences in the microbatch.
     pub sequences: usize,
-    /// Positions per sequence.
+    /// Tokens of a sequence that are here.
     pub positions: usize,
     /// Token ids, `[t]`.
     pub ids_t: B::Buf<i32>,
-    /// Positions within the sequence, `[t]`.
+    /// Positions within the document, `[t]`.
     pub pos_t: B::Buf<i32>,
+    /// Documents, `[t]`; `None` where each sequence is one.
+    pub doc_t: Option<B::Buf<i32>>,
+    /// Where all tokens of the sequences stand; `None` where all are here.
+    pub context: Option<ContextPlaces<B>>,
     /// The next token of each position, `[t]`.
     pub labels_t: B::Buf<i32>,
     /// `1 / Count` where the token is valid, 0 where it is masked, `[t]`; Count is the number of
@@ -57,7 +65,7 @@ pub struct MicroBatch<B: Backend, E: Scalar> {
 }
 
 impl<B: Backend, E: Scalar> MicroBatch<B, E> {
-    /// Tokens in the microbatch.
+    /// Tokens here.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.sequences * self.positions

@@ -47,6 +47,7 @@ fn spec(heads: usize, kv_heads: usize, ffn: usize, sequence_parallel: bool) -> B
         layers: 3,
         sequence_parallel,
         moe: None,
+        window: None,
         architecture: Architecture::LLAMA,
     }
 }

@@ -83,6 +83,7 @@ fn of_the_block_of(architecture: Architecture) {
         layers: 2,
         sequence_parallel: false,
         moe: None,
+        window: None,
         architecture,
     };
     let layer = block(&tp_mesh(1), TOKENS, &spec);

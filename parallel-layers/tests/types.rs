@@ -23,6 +23,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
         layers: 2,
         sequence_parallel: true,
         moe: None,
+        window: None,
         architecture: Architecture::LLAMA,
     };
     let mesh = tp_mesh(2);
@@ -38,6 +39,8 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
             positions: 3,
             ids_t: ints(vec![0; TOKENS]),
             pos_t: ints(vec![0, 1, 2, 0, 1, 2]),
+            doc_t: None,
+            context: None,
             labels_t: ints(vec![0; TOKENS]),
             weight_t: dev.upload(Tag::Scratch, &[acc(1.0); TOKENS]).unwrap(),
             share: 1.0,

@@ -19,6 +19,7 @@ fn main() -> Result<(), Error> {
         norm_eps: 1e-5,
         tied: true,
         moe: None,
+        window: None,
         architecture: Architecture::LLAMA,
     };
     let batch = Batch {

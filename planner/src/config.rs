@@ -33,6 +33,9 @@ pub struct ModelConfig {
     pub tied: bool,
     /// A mixture of experts in place of the MLPs.
     pub moe: Option<MoeConfig>,
+    /// A token sees so many tokens of its document, itself the last of them; all before it where
+    /// absent.
+    pub window: Option<usize>,
     /// Norm, MLP, positions, biases.
     pub architecture: Architecture,
 }
@@ -122,6 +125,33 @@ impl MoeConfig {
     }
 }
 
+/// How a rank comes to see keys and values of tokens that others hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CpComm {
+    /// They go round a ring, a place a step.
+    #[default]
+    Ring,
+    /// They are gathered.
+    AllGather,
+    /// Tokens are exchanged for heads.
+    Ulysses,
+}
+
+impl CpComm {
+    /// Every way.
+    pub const ALL: [Self; 3] = [Self::Ring, Self::AllGather, Self::Ulysses];
+
+    /// As the command line spells it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::AllGather => "all-gather",
+            Self::Ulysses => "ulysses",
+        }
+    }
+}
+
 /// How a step is cut over ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
@@ -133,6 +163,11 @@ pub struct Layout {
     pub pp: usize,
     /// Context parallel ranks.
     pub cp: usize,
+    /// How a cut sequence attends.
+    pub cp_comm: CpComm,
+    /// The inner factor of cp, which exchanges tokens for heads; where absent, all of cp under
+    /// [`CpComm::Ulysses`], else 1. The rest is a ring, or gathers.
+    pub ulysses_degree: Option<usize>,
     /// Expert parallel ranks (folded into dp x cp x tp).
     pub ep: usize,
     /// Expert tensor parallel ranks.
@@ -167,6 +202,8 @@ impl Layout {
             tp: 1,
             pp: 1,
             cp: 1,
+            cp_comm: CpComm::Ring,
+            ulysses_degree: None,
             ep: 1,
             etp: 1,
             sequence_parallel: false,
@@ -184,6 +221,23 @@ impl Layout {
     #[must_use]
     pub fn world(&self) -> usize {
         self.dp * self.tp * self.pp * self.cp
+    }
+
+    /// The inner factor of cp.
+    #[must_use]
+    pub fn ulysses(&self) -> usize {
+        let all = if self.cp_comm == CpComm::Ulysses {
+            self.cp
+        } else {
+            1
+        };
+        self.ulysses_degree.unwrap_or(all)
+    }
+
+    /// The outer factor of cp.
+    #[must_use]
+    pub fn cp_outer(&self) -> usize {
+        self.cp / self.ulysses().max(1)
     }
 
     /// Chunks (virtual stages) that each pipeline rank holds.
@@ -299,9 +353,6 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             batch.seq
         ));
     }
-    if l.cp > 1 {
-        return no(format!("cp={} is not built yet; use cp=1", l.cp));
-    }
     experts(model, l)?;
     if l.zero_stage > 3 {
         return no(format!(
@@ -326,6 +377,7 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             l.tp, model.kv_heads
         ));
     }
+    context(model, l, batch)?;
     chunks(model, l)?;
     let unit = batch.micro_batch * l.dp;
     if !batch.global_batch.is_multiple_of(unit) {
@@ -346,6 +398,54 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
     if l.bucket_bytes == 0 {
         return no(String::from(
             "bucket-bytes is 0; a bucket holds at least one byte",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether sequences fall into equal pieces, and heads to a ulysses group.
+fn context(model: &ModelConfig, l: &Layout, batch: &Batch) -> Result<(), Invalid> {
+    let no = |text: String| Err(Invalid(text));
+    if model.window == Some(0) {
+        return no(String::from(
+            "a window of 0 tokens sees nothing, not even itself; the least is 1",
+        ));
+    }
+    let pieces = l.cp.saturating_mul(2);
+    if l.cp > 1 && !batch.seq.is_multiple_of(pieces) {
+        let below = batch.seq / pieces * pieces;
+        let nearest = match below {
+            0 => format!("{pieces}"),
+            _ => format!("{below} or {}", below + pieces),
+        };
+        return no(format!(
+            "seq-length {} is no multiple of 2 x cp = {pieces}: each of {} ranks holds two pieces of a sequence; nearest: {nearest}",
+            batch.seq, l.cp
+        ));
+    }
+    let ulysses = l.ulysses();
+    if ulysses == 0 || !l.cp.is_multiple_of(ulysses) {
+        return no(format!(
+            "ulysses-degree {ulysses} does not divide cp={}; divisors: {}",
+            l.cp,
+            divisors(l.cp)
+        ));
+    }
+    if l.cp == 1 {
+        return Ok(());
+    }
+    // Of one tensor parallel rank.
+    let (heads, kv) = (model.heads / l.tp, (model.kv_heads / l.tp).max(1));
+    let fits = |u: usize| heads.is_multiple_of(u) && (kv.is_multiple_of(u) || u.is_multiple_of(kv));
+    if !fits(ulysses) {
+        let valid: Vec<String> = (1..=l.cp)
+            .filter(|u| l.cp.is_multiple_of(*u) && fits(*u))
+            .map(|u| format!("{u}"))
+            .collect();
+        return no(format!(
+            "ulysses over {ulysses} ranks cannot share the {heads} heads ({kv} KV heads) of a tensor parallel rank; at cp={} ulysses-degree may be {}, the rest a ring",
+            l.cp,
+            valid.join(", ")
         ));
     }
     Ok(())

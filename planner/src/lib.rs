@@ -14,7 +14,7 @@ pub mod model;
 pub mod states;
 pub mod traffic;
 
-pub use config::{Batch, Invalid, Layout, ModelConfig, validate};
+pub use config::{Batch, CpComm, Invalid, Layout, ModelConfig, validate};
 pub use error::Error;
 
 #[cfg(doctest)]

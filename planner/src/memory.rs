@@ -13,6 +13,8 @@
 //!
 //! With experts, how many rows a rank holds is for the router to decide; figured in are those of an
 //! even routing without drops, R = t / tp topk etp of width d and 3 f: an estimate, and no bound.
+//! Over cp, t are the tokens of a microbatch that are here. All-gather saves the k and v of whole
+//! sequences; a ulysses group of U saves o twice, and U k where it shares a KV head.
 //!
 //! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
 //! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
@@ -30,7 +32,7 @@ use quintet_parallel_layers::pipeline::{Action, Schedule};
 use crate::config::MoeConfig;
 use crate::model::{StageLayer, mesh, norm_vectors, segments, stage_layers};
 use crate::traffic::WireTypes;
-use crate::{Batch, Error, Layout, ModelConfig};
+use crate::{Batch, CpComm, Error, Layout, ModelConfig};
 
 /// Bytes of activations on a rank. The most that is held at once lies between `saved` and
 /// `saved + work`.
@@ -158,7 +160,9 @@ struct Here {
     etp: usize,
     stage: usize,
     sequence_parallel: bool,
-    /// Tokens of a microbatch, those of this rank between layers, hidden width.
+    /// Context parallel ranks, those that exchange heads, and those whose keys are gathered.
+    cp: (u64, u64, u64),
+    /// Tokens of a microbatch here, those of this rank between layers, hidden width.
     t: u64,
     r: u64,
     d: u64,
@@ -177,7 +181,7 @@ impl Here {
         rank: usize,
     ) -> Self {
         let (t, tp) = (
-            batch.micro_batch * batch.seq,
+            batch.micro_batch * batch.seq / layout.cp,
             (layout.tp, mesh.index(rank, Axis::Tp)),
         );
         let r = if layout.sequence_parallel {
@@ -190,6 +194,15 @@ impl Here {
             etp: layout.etp,
             stage: mesh.index(rank, Axis::Pp),
             sequence_parallel: layout.sequence_parallel,
+            cp: (
+                layout.cp as u64,
+                layout.ulysses() as u64,
+                if layout.cp_comm == CpComm::AllGather {
+                    layout.cp_outer() as u64
+                } else {
+                    1
+                },
+            ),
             t: t as u64,
             r: r as u64,
             d: model.hidden as u64,
@@ -236,9 +249,20 @@ impl Here {
         let kv_heads = (model.kv_heads / self.tp.0).max(1) as u64;
         let (width, f) = (model.head_dim as u64, self.part(model.ffn));
         let (q, k) = (heads * width, kv_heads * width);
-        let (mlp, attention) = (e * 3 * t * f, e * 2 * t * (q + k) + a * t * heads);
+        let (cp, ulysses, gathered) = self.cp;
+        // Of a ulysses group's tokens, what one rank has of k.
+        let shared = ulysses * (kv_heads / ulysses).max(1) * width;
+        let twice = if ulysses > 1 { q } else { 0 };
+        let mlp = e * 3 * t * f;
+        let attention = if cp == 1 {
+            e * 2 * t * (q + k) + a * t * heads
+        } else {
+            // Gradients in Acc, in storage, and on their way from heads to tokens.
+            e * t * (5 * q + 4 * k) + a * t * (q + 2 * shared + 2 * k + heads)
+        };
         let mut bytes = Bytes {
-            saved: e * (2 * r * d + 2 * t * (d + q + k) + mlp_widths(model) as u64 * t * f)
+            saved: e * (2 * r * d + 2 * t * d + mlp_widths(model) as u64 * t * f)
+                + e * t * (2 * q + twice + 2 * shared * gathered)
                 + 2 * stats
                 + a * t * heads,
             kept: e * (4 * r * d + whole),
@@ -311,6 +335,7 @@ mod tests {
             norm_eps: 1e-5,
             tied: true,
             moe: None,
+            window: None,
             architecture: Architecture::LLAMA,
         }
     }

@@ -92,6 +92,7 @@ pub fn stage_layers(
         layers: model.layers,
         sequence_parallel,
         moe: None,
+        window: model.window,
         architecture: model.architecture,
     };
     let (place, mut layers) = (layout.route().place(stage, chunk), Vec::new());
@@ -334,6 +335,7 @@ mod tests {
                 norm_eps: 1e-5,
                 tied,
                 moe,
+                window: None,
                 architecture,
             };
             let (dp, tp, pp) = degrees;
@@ -374,6 +376,7 @@ mod tests {
             norm_eps: 1e-5,
             tied: false,
             moe: None,
+            window: None,
             architecture: Architecture::gpt2(most),
         };
         assert_eq!(parameters(&model), u128::MAX);

@@ -244,6 +244,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied: false,
+            window: None,
             architecture: Architecture::LLAMA,
             moe: None,
         };

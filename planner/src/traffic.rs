@@ -1,20 +1,21 @@
 //! What a training step sends: the sum of the plans of its collectives, worked out from config,
 //! ledger and schedule before a message moves.
 //!
-//! Per rank, with T tokens of a microbatch, h the hidden width, M microbatches of this replica:
+//! Per rank, with T tokens of a microbatch here, h the hidden width, M microbatches of this replica:
 //!
 //! | group | what | how often |
 //! |-------|------|-----------|
 //! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
 //! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
 //! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once; ZeRO-2, 3: M |
+//! | cp    | keys, values, their gradients, or tokens for heads (see [`context`]) | M, each block |
 //! | pp    | T h (T h / tp under sequence parallel) to each neighbour of each chunk on another stage | M each way |
 //! | tie   | all-reduce of the tied table's gradient | once, where first and last chunk are on two stages |
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
 //! | dp    | ZeRO-2, 3: reduce-scatter of gradients; of a table tied over stages once | M |
 //! | dp    | ZeRO-2: all-gather of parameters, once; ZeRO-3: in forward and in backward | 2 M |
 //! | dp    | hybrid sharding: the same within its groups, and all-reduce of the chunk across | once |
-//! | dp    | all-reduce of the token count | once |
+//! | dp    | all-reduce of the token count, over dp x cp | once |
 //! | world | all-reduce of the squared norm (67 columns of an exact sum), of the loss | once each |
 //!
 //! Experts (`traffic/experts.rs`) add groups of their own: `ep` and `etp` (counts, then rows, there
@@ -35,6 +36,7 @@ use crate::model::{StageLayer, mesh, stage_layers};
 use crate::states::{Held, gathers};
 use crate::{Batch, Error, Layout, ModelConfig};
 
+mod context;
 mod experts;
 
 pub use experts::{Routing, row_copy_bytes, rows};
@@ -68,6 +70,7 @@ pub fn step(
             let mut sum = Sum::new(&mesh, layout, rank);
             for chunk in 0..layout.chunks() {
                 sum.layers(model, batch, types, chunk)?;
+                sum.context(model, batch, types, chunk)?;
                 sum.gradients(model, batch, types, chunk)?;
             }
             sum.boundaries(model, batch, types)?;
@@ -131,6 +134,11 @@ impl<'a> Sum<'a> {
         (self.mesh.index(self.rank, Axis::Tp), self.layout.tp)
     }
 
+    /// Tokens of a microbatch that are here.
+    fn tokens(&self, batch: &Batch) -> usize {
+        batch.micro_batch * batch.seq / self.layout.cp
+    }
+
     fn stage(&self) -> usize {
         self.mesh.index(self.rank, Axis::Pp)
     }
@@ -143,10 +151,7 @@ impl<'a> Sum<'a> {
         types: WireTypes,
         chunk: usize,
     ) -> Result<(), Error> {
-        let (tokens, mbs) = (
-            batch.micro_batch * batch.seq,
-            batch.microbatches() / self.layout.dp,
-        );
+        let (tokens, mbs) = (self.tokens(batch), batch.microbatches() / self.layout.dp);
         let len = tokens * model.hidden;
         let counts: Vec<usize> = chunk_lens(tokens, self.layout.tp)
             .map(|n| n * model.hidden)
@@ -212,7 +217,7 @@ impl<'a> Sum<'a> {
             .flat_map(|chunk| [route.before(stage, chunk), route.after(stage, chunk)])
             .filter(|to| elsewhere(*to))
             .count();
-        let mut tokens = batch.micro_batch * batch.seq;
+        let mut tokens = self.tokens(batch);
         if self.layout.sequence_parallel {
             tokens = chunk_len(tokens, self.layout.tp, self.tp().0);
         }
@@ -286,7 +291,8 @@ impl<'a> Sum<'a> {
 
     /// The token count, the squared norm with its alarm, and the loss.
     fn scalars(&mut self, model: &ModelConfig) -> Result<(), Error> {
-        let dp = (self.mesh.index(self.rank, Axis::Dp), self.layout.dp);
+        let dp = [Axis::Dp, Axis::Cp].map(|axis| self.mesh.factor(axis));
+        let dp = self.among(&dp);
         let world = (self.rank, self.mesh.world());
         self.add(
             "dp",
@@ -347,6 +353,7 @@ pub(crate) mod tests {
             norm_eps: 1e-5,
             tied,
             moe: None,
+            window: None,
             architecture: Architecture::LLAMA,
         }
     }

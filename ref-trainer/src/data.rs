@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use quintet_parallel_layers::philox::Stream;
 
+mod documents;
 mod error;
 
 pub use error::{DataError, Part};
@@ -31,6 +32,9 @@ pub struct Sample {
     pub tokens: Vec<u32>,
     /// T flags: does the prediction made at this position count?
     pub mask: Vec<bool>,
+    /// The documents of the first T tokens, ascending; empty where all are of one. No token sees
+    /// into another document, and no prediction across a border counts.
+    pub documents: Vec<i32>,
 }
 
 impl Sample {
@@ -40,12 +44,42 @@ impl Sample {
         self.mask.iter().filter(|counts| **counts).count()
     }
 
-    /// Every prediction counts.
-    fn of(bytes: &[u8]) -> Self {
-        Self {
-            tokens: bytes.iter().map(|byte| u32::from(*byte)).collect(),
-            mask: vec![true; bytes.len().saturating_sub(1)],
+    /// Positions of the first T tokens, in their documents.
+    #[must_use]
+    pub fn positions(&self) -> Vec<i32> {
+        let mut positions = Vec::with_capacity(self.mask.len());
+        let mut begin = 0;
+        for t in 0..self.mask.len() {
+            let documents = self
+                .documents
+                .get(t.saturating_sub(1)..=t)
+                .unwrap_or_default();
+            if documents.first() != documents.last() {
+                begin = t;
+            }
+            positions.push((t - begin) as i32);
         }
+        positions
+    }
+
+    /// The bytes `window` of a text. Every prediction counts, but those across the border of a
+    /// document, where they are told apart.
+    fn of(text: &[u8], window: Range<usize>, packed: bool) -> Self {
+        let len = window.len().saturating_sub(1);
+        let tokens = text[window.clone()].iter();
+        let mut sample = Self {
+            tokens: tokens.map(|byte| u32::from(*byte)).collect(),
+            mask: vec![true; len],
+            documents: Vec::new(),
+        };
+        if packed {
+            sample.documents = documents::documents(text, window);
+            for (mask, pair) in sample.mask.iter_mut().zip(sample.documents.windows(2)) {
+                *mask = pair[0] == pair[1];
+            }
+            sample.documents.truncate(len);
+        }
+        sample
     }
 }
 
@@ -143,7 +177,8 @@ impl Corpus {
     }
 
     /// Consecutive windows of `seq + 1` tokens that do not overlap, from the start of a part; what
-    /// is left at its end is not used. All predictions count.
+    /// is left at its end is not used. All predictions count, but those across the border of a
+    /// document where they are `packed`.
     ///
     /// # Errors
     /// [`DataError::TooShort`] where not one fits.
@@ -151,10 +186,12 @@ impl Corpus {
         &self,
         part: Part,
         seq: usize,
+        packed: bool,
     ) -> Result<impl ExactSizeIterator<Item = Sample> + '_, DataError> {
         self.fits(part, seq)?;
-        let windows = self.part(part).chunks_exact(seq + 1);
-        Ok(windows.map(Sample::of))
+        let (text, len) = (self.part(part), seq + 1);
+        let window = move |i: usize| Sample::of(text, i * len..(i + 1) * len, packed);
+        Ok((0..text.len() / len).map(window))
     }
 
     /// Does a part hold a window of `seq + 1` tokens?
@@ -189,6 +226,7 @@ pub struct Samples {
     seed: u64,
     seq: usize,
     mask: RandomMask,
+    packed: bool,
     /// These, in every step, instead of any of the text.
     given: Vec<Sample>,
 }
@@ -205,8 +243,15 @@ impl Samples {
             seed,
             seq,
             mask: RandomMask::default(),
+            packed: false,
             given: Vec::new(),
         })
+    }
+
+    /// The same with documents told apart, or not.
+    #[must_use]
+    pub fn with_documents(self, packed: bool) -> Self {
+        Self { packed, ..self }
     }
 
     /// The same samples in every step: number `index` is the one at `index` modulo their count.
@@ -218,6 +263,7 @@ impl Samples {
             seed: 0,
             seq: given.first().map_or(0, |sample| sample.mask.len()),
             mask: RandomMask::default(),
+            packed: false,
             given,
         }
     }
@@ -240,10 +286,10 @@ impl Samples {
         if !self.given.is_empty() {
             return self.given[index as usize % self.given.len()].clone();
         }
-        let train = self.corpus.part(Part::Train);
-        let mut sample = Sample::of(&train[self.offset(step, index)..][..=self.seq]);
+        let (train, first) = (self.corpus.part(Part::Train), self.offset(step, index));
+        let mut sample = Sample::of(train, first..first + self.seq + 1, self.packed);
         for (position, counts) in sample.mask.iter_mut().enumerate() {
-            *counts = self.counts(step, index, position);
+            *counts &= self.drawn(step, index, position);
         }
         sample
     }
@@ -266,6 +312,13 @@ impl Samples {
             let sample = self.sample(step, index);
             return sample.mask.get(position).copied().unwrap_or(false);
         }
+        let next = self.offset(step, index) + position + 1;
+        let border = self.packed && documents::begins(self.corpus.part(Part::Train), next);
+        !border && self.drawn(step, index, position)
+    }
+
+    /// Does the random mask leave it?
+    fn drawn(&self, step: u64, index: u64, position: usize) -> bool {
         if self.mask.samples <= 0.0 && self.mask.tokens <= 0.0 {
             return true;
         }

@@ -55,7 +55,9 @@ pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluat
     let job = weights::job_for(job, weights)?;
     has_room(&job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
-    let windows: Vec<Sample> = corpus.windows(Part::Whole, job.batch.seq)?.collect();
+    let windows: Vec<Sample> = corpus
+        .windows(Part::Whole, job.batch.seq, job.pack_documents)?
+        .collect();
     match job.dtype {
         Dtype::F64 => evaluate_as::<f64>(&job, weights, &windows),
         Dtype::F32 => evaluate_as::<f32>(&job, weights, &windows),
@@ -108,6 +110,7 @@ pub fn share(windows: Vec<Sample>, job: &Job, mesh: &DeviceMesh, rank: usize) ->
     let Some(masked) = windows.first().map(|w| Sample {
         tokens: w.tokens.clone(),
         mask: vec![false; w.mask.len()],
+        documents: w.documents.clone(),
     }) else {
         return Vec::new();
     };

@@ -38,7 +38,9 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
         tokens: half,
         samples: half,
     };
-    Ok(Samples::new(corpus, job.seed, job.batch.seq)?.with_mask(mask))
+    Ok(Samples::new(corpus, job.seed, job.batch.seq)?
+        .with_mask(mask)
+        .with_documents(job.pack_documents))
 }
 
 /// What will run, in figures.

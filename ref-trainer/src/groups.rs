@@ -3,6 +3,7 @@
 //! ```text
 //! world     every rank: the norm, the loss, the word to stop
 //! tp        inside a layer                   pp   between stages
+//! cp        parts of a sequence: keys over the outer factor, heads over the inner (ulysses)
 //! dp        replicas (dp x cp): gradients, parameters, the token count
 //! replica   the ranks that share a microbatch (cp x tp): statistics of routers
 //! ep, etp   the ranks that share the experts, and each expert: rows
@@ -16,7 +17,9 @@ use std::time::Duration;
 
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Axis, Communicator, DeviceMesh, Factor, Order, ProcessGroup};
+use quintet_parallel_layers::ContextGroups;
 use quintet_planner::traffic::replicas;
+use quintet_planner::{CpComm, Layout};
 use quintet_zero::{FlatLayout, Groups as ZeroGroups, tie_ranks};
 
 use crate::failure::Failure;
@@ -53,7 +56,13 @@ pub struct Groups<C> {
     pub world: C,
     /// The ranks that share a layer.
     pub tp: C,
-    /// Replicas that sum the token count.
+    /// The ranks that bring keys and values together; none where one has them all.
+    pub keys: Option<C>,
+    /// Whether those gather them.
+    pub gather: bool,
+    /// The ranks that exchange tokens for heads.
+    pub heads: Option<C>,
+    /// Replicas and parts of sequences, which sum the token count.
     pub data: C,
     /// The ranks that share a microbatch.
     pub replica: C,
@@ -77,9 +86,14 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
         world: Communicator<T>,
         mesh: &DeviceMesh,
         flats: &[&FlatLayout],
-        order: Order,
+        layout: &Layout,
     ) -> Result<(Self, Communicator<T>), Failure> {
         let rank = world.rank();
+        let order = if layout.any_order {
+            Order::Any
+        } else {
+            Order::Rank
+        };
         let make = |ranks: Vec<usize>, name: &str| -> Result<Communicator<T>, Failure> {
             let group = ProcessGroup::new(ranks, rank)?;
             Ok(world.subgroup(&group, name)?.with_order(order))
@@ -108,9 +122,17 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
                 tie.insert(part.stages.clone(), make(tie_ranks(flat, part), "tie")?);
             }
         }
+        let (outer, inner) = mesh.split_axis(Axis::Cp, layout.cp_outer())?;
+        let part = |factor: Factor, name: &str| match factor.degree {
+            1 => Ok(None),
+            _ => make(mesh.group(rank, &[factor]), name).map(Some),
+        };
         let everyone: Vec<usize> = (0..mesh.world()).collect();
         let groups = Self {
             tp: along(&[Axis::Tp], "tp")?,
+            keys: part(outer, "cp keys")?,
+            gather: layout.cp_comm == CpComm::AllGather,
+            heads: part(inner, "cp heads")?,
             data: along(&[Axis::Dp, Axis::Cp], "dp")?,
             replica: along(&[Axis::Cp, Axis::Tp], "replica")?,
             ep: along(&[Axis::Ep], "ep")?,
@@ -121,6 +143,17 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
             tie,
         };
         Ok((groups, along(&[Axis::Pp], "pp")?))
+    }
+}
+
+impl<C> Groups<C> {
+    /// The context parallel groups, as layers take them.
+    pub fn context(&self) -> ContextGroups<'_, C> {
+        ContextGroups {
+            keys: self.keys.as_ref(),
+            gather: self.gather,
+            heads: self.heads.as_ref(),
+        }
     }
 }
 
@@ -137,9 +170,11 @@ impl<C: Counted> Groups<C> {
             ("pp", pp),
         ];
         let over = self.over.values().map(|(label, group)| (*label, group));
+        let context = [&self.keys, &self.heads].into_iter().flatten();
+        let context = context.map(|group| ("cp", group));
         let tie = self.tie.values().map(|group| ("tie", group));
         let mut sum: BTreeMap<&'static str, Traffic> = BTreeMap::new();
-        for (label, group) in fixed.into_iter().chain(over).chain(tie) {
+        for (label, group) in fixed.into_iter().chain(context).chain(over).chain(tie) {
             let (entry, more) = (sum.entry(label).or_default(), group.traffic());
             entry.bytes += more.bytes;
             entry.blocked += more.blocked;

@@ -35,6 +35,8 @@ pub struct Job {
     pub batch: Batch,
     /// What is learnt from.
     pub data: DataSource,
+    /// Documents of a text, which blank lines part, do not see each other.
+    pub pack_documents: bool,
     /// Share of positions, drawn by seed, whose prediction does not count; 0 counts all.
     pub mask_fraction: f64,
     /// Type of parameters and activations.
@@ -211,6 +213,7 @@ impl Default for Job {
                 global_batch: tiny.global_batch,
             },
             data: DataSource::Embedded,
+            pack_documents: false,
             mask_fraction: 0.0,
             dtype: Dtype::F32,
             seed: 1,

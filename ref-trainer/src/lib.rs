@@ -24,6 +24,7 @@ pub mod record;
 pub mod report;
 pub mod room;
 pub mod schedule_lr;
+pub mod seat;
 pub mod step;
 pub mod tolerance;
 pub mod train;

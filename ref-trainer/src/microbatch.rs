@@ -1,13 +1,15 @@
 //! From samples to what layers read.
 
 use quintet_kernels::{Backend, Float, Scalar, Tag};
-use quintet_parallel_layers::MicroBatch;
+use quintet_parallel_layers::{ContextPlaces, MicroBatch};
 
 use crate::data::Sample;
 use crate::failure::Failure;
+use crate::seat::Seat;
 
-/// Uploads a microbatch; each valid token weighs `weight`, which is 1 / Count of the whole step, and
-/// the microbatch itself `share`, which is 1 / microbatches of the whole step.
+/// Uploads the tokens of a microbatch that `seat` holds; each valid one weighs `weight`, which is
+/// 1 / Count of the whole step, and the microbatch itself `share`, which is 1 / microbatches of the
+/// whole step.
 ///
 /// # Errors
 /// Where the device has no memory for it.
@@ -15,27 +17,43 @@ pub fn upload<B: Backend, E: Scalar>(
     device: &B,
     samples: &[Sample],
     (weight, share): (f64, f64),
+    seat: &Seat,
 ) -> Result<MicroBatch<B, E>, Failure> {
-    let positions = samples.first().map_or(0, |s| s.mask.len());
-    let ids = |skip: usize| -> Vec<i32> {
-        samples
-            .iter()
-            .flat_map(|s| s.tokens.iter().skip(skip).take(positions))
-            .map(|&t| t as i32)
-            .collect()
+    let len = samples.first().map_or(0, |s| s.mask.len());
+    let held: Vec<usize> = seat.held(len).collect();
+    let here = |value: &dyn Fn(&Sample, usize) -> i32| -> Vec<i32> {
+        let of = |s| held.iter().map(move |&t| value(s, t));
+        samples.iter().flat_map(of).collect()
     };
-    let place: Vec<i32> = samples.iter().flat_map(|_| 0..positions as i32).collect();
+    let token = |skip: usize| here(&|s: &Sample, t| s.tokens[t + skip] as i32);
     let weights: Vec<E::Acc> = samples
         .iter()
-        .flat_map(|s| &s.mask)
-        .map(|&valid| E::Acc::from_f64(if valid { weight } else { 0.0 }))
+        .flat_map(|s| held.iter().map(|&t| s.mask[t]))
+        .map(|valid| E::Acc::from_f64(if valid { weight } else { 0.0 }))
         .collect();
+    let positions: Vec<i32> = samples.iter().flat_map(Sample::positions).collect();
+    let documents: Vec<i32> = samples.iter().flat_map(|s| s.documents.clone()).collect();
+    let documents = (!documents.is_empty()).then_some(&documents[..]);
+    let all = |whole: &[i32]| -> Vec<i32> {
+        let rows = whole.chunks_exact(len.max(1));
+        rows.flat_map(|row| held.iter().map(|&t| row[t])).collect()
+    };
+    let put = |host: &[i32]| device.upload(Tag::Scratch, host);
     Ok(MicroBatch {
         sequences: samples.len(),
-        positions,
-        ids_t: device.upload(Tag::Scratch, &ids(0))?,
-        pos_t: device.upload(Tag::Scratch, &place)?,
-        labels_t: device.upload(Tag::Scratch, &ids(1))?,
+        positions: held.len(),
+        ids_t: put(&token(0))?,
+        pos_t: put(&all(&positions))?,
+        doc_t: documents.map(|of| put(&all(of))).transpose()?,
+        context: if seat.cp > 1 {
+            let outer = seat.outer;
+            let places =
+                ContextPlaces::upload(device, samples.len(), outer, &positions, documents)?;
+            Some(places)
+        } else {
+            None
+        },
+        labels_t: put(&token(1))?,
         weight_t: device.upload(Tag::Scratch, &weights)?,
         share,
     })

@@ -18,6 +18,7 @@ use quintet_parallel_layers::Positions;
 use quintet_planner::config::ModelConfig;
 
 use crate::data::Sample;
+use sight::Sight;
 
 mod block;
 mod dense;
@@ -25,6 +26,7 @@ mod init;
 mod moe;
 mod ops;
 mod optim;
+mod sight;
 #[cfg(test)]
 mod tests;
 
@@ -65,7 +67,7 @@ pub enum OracleError {
         /// Elements found.
         got: usize,
     },
-    /// A sample does not hold one token more than it has flags.
+    /// A sample does not hold one token more than it has flags, and as many documents or none.
     #[error(
         "oracle: sample {sample} has {tokens} tokens for {flags} mask flags; it needs one more token than flags"
     )]
@@ -257,7 +259,7 @@ fn forward(
     samples: &[Sample],
 ) -> Result<Forward, OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let lens: Vec<usize> = samples.iter().map(|s| s.mask.len()).collect();
+    let sight = Sight::new(samples, config.window);
     let table_vd = value(params, EMBEDDING)?;
     let mut x_td: Vec<f64> = samples
         .iter()
@@ -266,16 +268,14 @@ fn forward(
         .copied()
         .collect();
     if let Positions::Learned(_) = config.architecture.positions {
-        let table_pd = value(params, POSITIONS)?;
-        let mut first = 0;
-        for len in &lens {
-            ops::add(&mut x_td[first..][..len * d], &table_pd[..len * d]);
-            first += len * d;
+        let rows_pd = value(params, POSITIONS)?;
+        for (x_d, position) in x_td.chunks_exact_mut(d).zip(&sight.positions) {
+            ops::add(x_d, &rows_pd[position * d..][..d]);
         }
     }
     let (mut blocks, mut routing) = (Vec::new(), Vec::new());
     for layer in 0..config.layers {
-        let (out_td, saved, routed) = block::forward(config, params, layer, &lens, &x_td)?;
+        let (out_td, saved, routed) = block::forward(config, params, layer, &sight, &x_td)?;
         blocks.push(saved);
         routing.push(routed);
         x_td = out_td;
@@ -311,7 +311,7 @@ fn backward(
     grads: &mut Params,
 ) -> Result<(), OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let lens: Vec<usize> = samples.iter().map(|s| s.mask.len()).collect();
+    let sight = Sight::new(samples, config.window);
     // d loss / d logit = probability - (1 where it is the target)
     let mut dlogits_tv = saved.p_tv;
     for (dlogits_v, (target, valid)) in dlogits_tv.chunks_exact_mut(v).zip(targets(samples)) {
@@ -331,14 +331,12 @@ fn backward(
     let mut dx_td = dense::norm_backward(config, params, grads, LAST, &dy_td, &saved.x_td)?;
     for (layer, saved) in saved.blocks.iter().enumerate().rev() {
         let both = (params, &mut *grads);
-        dx_td = block::backward(config, both, layer, (&lens, share), saved, &dx_td)?;
+        dx_td = block::backward(config, both, layer, (&sight, share), saved, &dx_td)?;
     }
     if let Positions::Learned(_) = config.architecture.positions {
-        let dtable_pd = gradient(grads, POSITIONS)?;
-        let mut first = 0;
-        for len in &lens {
-            ops::add(dtable_pd, &dx_td[first..][..len * d]);
-            first += len * d;
+        let drows_pd = gradient(grads, POSITIONS)?;
+        for (dx_d, position) in dx_td.chunks_exact(d).zip(&sight.positions) {
+            ops::add(&mut drows_pd[position * d..][..d], dx_d);
         }
     }
     let dtable_vd = gradient(grads, EMBEDDING)?;
@@ -414,7 +412,8 @@ fn check(config: &ModelConfig, params: &Params, samples: &[Sample]) -> Result<()
     }
     for (index, sample) in samples.iter().enumerate() {
         let (tokens, flags) = (sample.tokens.len(), sample.mask.len());
-        if tokens != flags + 1 {
+        let documents = sample.documents.len();
+        if tokens != flags + 1 || (documents != 0 && documents != flags) {
             return Err(OracleError::Sample {
                 sample: index,
                 tokens,

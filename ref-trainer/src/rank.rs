@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use quintet_collectives::transport::Transport;
-use quintet_collectives::{Axis, Communicator, DeviceMesh, Order};
+use quintet_collectives::{Axis, Communicator, DeviceMesh};
 use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Action, Schedule, Stage};
@@ -20,6 +20,7 @@ use crate::groups::{Counted, Groups, Traffic};
 use crate::job::{Job, OptimizerKind};
 use crate::load::Load;
 use crate::model::{Device, StageModel};
+use crate::seat::Seat;
 
 mod state;
 
@@ -56,6 +57,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub mesh: DeviceMesh,
     /// My global rank.
     pub rank: usize,
+    /// The tokens I hold.
+    pub seat: Seat,
     /// My device.
     pub device: B,
     /// My communicators.
@@ -91,12 +94,7 @@ where
         validate(&job.model, layout, &job.batch)?;
         let mesh = mesh(layout)?;
         let flats = flat_layouts(job, &mesh, rank, size_of::<E::Acc>())?;
-        let order = if layout.any_order {
-            Order::Any
-        } else {
-            Order::Rank
-        };
-        let (groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), order)?;
+        let (groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), layout)?;
         let grad_bytes = size_of::<E::Acc>();
         let schedule = schedule(job, &mesh, grad_bytes)?;
         let stage = mesh.index(rank, Axis::Pp);
@@ -112,6 +110,7 @@ where
             job,
             mesh,
             rank,
+            seat: Seat::new(layout, &mesh, rank),
             stage: Stage::new(device.clone(), pp, layout.route(), boundary),
             device,
             groups,
@@ -246,7 +245,7 @@ pub fn rule(job: &Job) -> Rule {
 
 /// Elements of an activation between stages, as this rank holds it.
 fn boundary_len(job: &Job, mesh: &DeviceMesh, rank: usize) -> usize {
-    let tokens = job.batch.micro_batch * job.batch.seq;
+    let tokens = job.batch.micro_batch * job.batch.seq / job.layout.cp;
     let mine = if job.layout.sequence_parallel {
         let place = mesh.index(rank, Axis::Tp);
         quintet_collectives::chunk::chunk_len(tokens, job.layout.tp, place)

@@ -1,7 +1,7 @@
 //! One training step of one rank, all of it.
 //!
 //! ```text
-//! count      valid tokens of the whole batch                all-reduce over dp
+//! count      valid tokens of the whole batch                all-reduce over dp x cp
 //! run        the schedule's actions: forward, backward, sends; a bucket whose last microbatch
 //!            is through starts its reduction while earlier layers still run backward (ZeRO-2, 3:
 //!            after each microbatch); ZeRO-3 gathers parameters one segment ahead of their use
@@ -28,6 +28,7 @@ use crate::load::Load;
 use crate::microbatch::upload;
 use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
+use crate::seat::Seat;
 
 /// What the forward and backward passes of a step leave, equal on every rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +64,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             .microbatches()
             .map(|m| samples.microbatch(step, m as u64, micro))
             .collect();
-        let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
+        let valid: usize = mine.iter().flatten().map(|s| self.seat.valid(s)).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
         let mut pass = Pass {
@@ -73,7 +74,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 replica: &self.groups.replica,
                 ep: &self.groups.ep,
                 etp: &self.groups.etp,
+                cp: self.groups.context(),
             },
+            seat: self.seat,
             groups: &self.groups,
             lending: lending(&self.chunks),
             times: vec![StageTime::default(); self.chunks.len()],
@@ -179,7 +182,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// # Errors
     /// As [`Rank::accumulate`].
     pub fn evaluate(&mut self, microbatches: &[Vec<Sample>]) -> Result<(f64, f64), Failure> {
-        let valid: usize = microbatches.iter().flatten().map(Sample::valid).sum();
+        let samples = microbatches.iter().flatten();
+        let valid: usize = samples.map(|s| self.seat.valid(s)).sum();
         let actions = self
             .schedule
             .forward_only(self.stage_index(), microbatches.len());
@@ -190,7 +194,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 replica: &self.groups.replica,
                 ep: &self.groups.ep,
                 etp: &self.groups.etp,
+                cp: self.groups.context(),
             },
+            seat: self.seat,
             groups: &self.groups,
             lending: lending(&self.chunks),
             times: vec![StageTime::default(); self.chunks.len()],
@@ -208,7 +214,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         };
         self.stage.run(&actions, &mut pass)?;
         let loss = pass.loss;
-        // Each replica's tokens are counted once: on the rank that also reports their loss.
+        // Each token is counted once: on the rank that also reports its loss.
         let last = self.takes_the_loss() && self.groups.tp.rank() == 0;
         let valid = if last { valid as f64 } else { 0.0 };
         let [loss, valid] = self.sum(&self.groups.world, [loss, valid])?;
@@ -241,6 +247,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
 /// The work of a stage during one step: what the pipeline's actions act on.
 struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     ctx: Ctx<'a, B, C>,
+    seat: Seat,
     groups: &'a Groups<C>,
     chunks: &'a mut [Chunk<B, C, E>],
     /// By chunk.
@@ -284,8 +291,9 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         chunk: usize,
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
+        let (dev, samples) = (self.ctx.device, &self.microbatches[mb]);
         let weights = (self.weight, self.share);
-        let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], weights)?;
+        let batch = upload::<B, E>(dev, samples, weights, &self.seat)?;
         let mut done = Forward::begin(batch, input);
         for segment in (0..self.chunks[chunk].segments.len()).rev() {
             self.enter(chunk, segment, segment.checked_sub(1))?;

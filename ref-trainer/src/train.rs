@@ -333,7 +333,8 @@ fn held_out<E: Scalar>(
     rank: &mut LocalRank<'_, E>,
     corpus: &Corpus,
 ) -> Result<Option<f64>, Failure> {
-    let Ok(windows) = corpus.windows(Part::HeldOut, rank.job.batch.seq) else {
+    let (seq, packed) = (rank.job.batch.seq, rank.job.pack_documents);
+    let Ok(windows) = corpus.windows(Part::HeldOut, seq, packed) else {
         return Ok(None);
     };
     let mine = share(windows.collect(), rank.job, &rank.mesh, rank.rank);

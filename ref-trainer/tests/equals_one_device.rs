@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use common::coverage::Coverage;
 use common::{Draw, cases, cut, draws, runner, samples_of, small_job};
@@ -64,10 +64,18 @@ fn property(
     holds: impl Fn(&Draw, &Outcome) -> Result<(), String>,
 ) -> Coverage {
     let coverage = RefCell::new(Coverage::default());
+    let (tried, failed) = (Cell::new(0), Cell::new(false));
     let result = runner(cases).run(&draws(dtype), |draw| {
-        let outcome = run(&draw).map_err(|e| TestCaseError::fail(e.to_string()))?;
-        coverage.borrow_mut().add(&draw, outcome.clipped(&draw));
-        holds(&draw, &outcome).map_err(TestCaseError::fail)
+        tried.set(tried.get() + 1);
+        let held = run(&draw).map_err(|e| e.to_string()).and_then(|outcome| {
+            coverage.borrow_mut().add(&draw, outcome.clipped(&draw));
+            holds(&draw, &outcome)
+        });
+        // What follows the first failure is shrinking.
+        if held.is_err() && !failed.replace(true) {
+            println!("failed at draw {}", tried.get());
+        }
+        held.map_err(TestCaseError::fail)
     });
     match result {
         Ok(()) => coverage.into_inner(),
@@ -134,7 +142,7 @@ fn in_f64_every_layout_equals_the_oracle() {
 /// that clipping makes other bits of it.)
 fn bits(draw: &Draw, v: &Verdict) -> Result<(), String> {
     let (l, bits) = (&draw.job.layout, v.bit_equal);
-    let stages_alone = l.dp == 1 && l.tp == 1 && (l.pp == 1 || !draw.job.model.tied);
+    let stages_alone = l.dp == 1 && l.tp == 1 && l.cp == 1 && (l.pp == 1 || !draw.job.model.tied);
     let clips = draw.job.optimizer.clip_grad > 0.0;
     if stages_alone && !clips && !(bits.loss && bits.grads && bits.params) {
         return Err(format!("stages alone must keep the twin's bits: {bits:?}"));

@@ -293,6 +293,9 @@ fn members_of_a_group_issue_the_same_calls_whatever_the_data() {
                 "masking {tokens} of the tokens changes what is sent\n{draw}"
             );
         }
+        let packed = !draw.job.pack_documents;
+        let other = watch(&draw.job, &draw.samples().with_documents(packed)).expect("a run");
+        assert!(other == log, "documents change what is sent\n{draw}");
     }
 }
 

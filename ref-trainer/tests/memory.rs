@@ -6,7 +6,7 @@ use common::{cut, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
 use quintet_kernels::{Backend, Cpu, Tag};
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_planner::config::Layout;
+use quintet_planner::config::{CpComm, Layout};
 use quintet_planner::memory::activations;
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::job::Job;
@@ -87,4 +87,24 @@ fn every_rank_holds_what_was_worked_out() {
         100.0 * most
     );
     assert!(mean > 0.3, "a bound three times too high is none: {mean}");
+}
+
+#[test]
+fn every_rank_holds_of_cut_sequences_what_was_worked_out() {
+    for (cp, cp_comm, ulysses_degree) in [
+        (2, CpComm::Ring, None),
+        (3, CpComm::Ring, None),
+        (3, CpComm::AllGather, None),
+        (2, CpComm::Ulysses, None),
+        (4, CpComm::Ulysses, None),
+        (4, CpComm::AllGather, Some(2)),
+    ] {
+        for (tp, pp) in [(1, 1), (1, 2)] {
+            let mut job = with(&cut(&small_job(), (1, tp, pp)), |l: &mut Layout| {
+                (l.cp, l.cp_comm, l.ulysses_degree) = (cp, cp_comm, ulysses_degree);
+            });
+            (job.batch.seq, job.batch.global_batch) = (24, 3);
+            places(&job);
+        }
+    }
 }

@@ -66,6 +66,7 @@ fn fixture(name: &str) -> Fixture {
         .map(|(tokens, mask)| Sample {
             tokens: tokens.iter().map(|t| u32::try_from(*t).unwrap()).collect(),
             mask: mask.iter().map(|m| *m == 1).collect(),
+            documents: vec![],
         })
         .collect();
     let grads = oracle::param_shapes(&model.config)

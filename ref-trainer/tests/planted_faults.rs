@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 
 use common::{cut, plant, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
-use quintet_collectives::{Axis, Factor, Placement, ProcessGroup};
+use quintet_collectives::{Axis, Communicator, Factor, Local, Placement, ProcessGroup};
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::{Action, Reduction, Schedule, ScheduleKind};
-use quintet_planner::config::{Layout, MoeConfig};
+use quintet_planner::config::{CpComm, Layout, MoeConfig};
 use quintet_planner::model::stage_layers;
 use quintet_ref_trainer::data::{RandomMask, Samples};
 use quintet_ref_trainer::failure::Failure;
@@ -95,6 +95,26 @@ fn caught(what: &str, job: &Job, plant: Plant, by: &[&str]) {
 
 fn job(dp: usize, tp: usize, pp: usize, change: impl FnOnce(&mut Layout)) -> Job {
     with(&cut(&small_job(), (dp, tp, pp)), change)
+}
+
+/// The small job with sequences of 12 tokens cut over cp, packed with documents.
+fn context(cp: usize, change: impl FnOnce(&mut Layout)) -> Job {
+    let mut job = job(1, 1, 1, |l| {
+        l.cp = cp;
+        change(l);
+    });
+    (job.batch.seq, job.pack_documents) = (12, true);
+    job
+}
+
+/// A group of this rank's context parallel peers in another order, or of itself alone.
+fn regrouped(
+    rank: &Recorded<'_, f64>,
+    ranks: Vec<usize>,
+    name: &str,
+) -> Result<Communicator<Local>, Failure> {
+    let group = ProcessGroup::new(ranks, rank.rank)?;
+    Ok(rank.groups.world.subgroup(&group, name)?)
 }
 
 fn place(at_use: &mut [(Factor, Placement)], axis: Axis, from: Placement, to: Placement) {
@@ -590,6 +610,21 @@ fn a_router_that_tensor_parallel_ranks_do_not_sum() {
 }
 
 #[test]
+fn parts_of_sequences_that_nobody_sums() {
+    let plant: Plant = |rank| {
+        plant::ledger(rank, |line| {
+            place(&mut line.at_use, Axis::Cp, Replicate, Invariant)
+        })
+    };
+    caught(
+        "cp: gradients not summed",
+        &context(2, |_| ()),
+        plant,
+        &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
 fn replicas_of_experts_that_nobody_sums() {
     let plant: Plant = |rank| {
         plant::ledger(rank, |line| {
@@ -603,6 +638,20 @@ fn replicas_of_experts_that_nobody_sums() {
         &moe_job(|l| l.ep = 2),
         plant,
         &["gradients", "copies", "bytes"],
+    );
+}
+
+#[test]
+fn a_mean_of_the_means_of_parts_of_sequences() {
+    let plant: Plant = |rank| {
+        rank.groups.data = regrouped(rank, vec![rank.rank], "alone")?;
+        Ok(())
+    };
+    caught(
+        "cp: each part divides by its own count",
+        &context(2, |_| ()),
+        plant,
+        &["gradients", "loss", "bytes"],
     );
 }
 
@@ -709,6 +758,73 @@ fn weights_of_a_choice_that_are_not_normalised() {
     caught(
         "weights of experts as they are",
         &moe_job(|l| (l.ep, l.etp) = (2, 2)),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+#[test]
+fn keys_that_stay_at_home() {
+    for comm in CpComm::ALL {
+        let plant: Plant = |rank| {
+            (rank.groups.keys, rank.groups.heads) = (None, None);
+            Ok(())
+        };
+        caught(
+            &format!("cp by {}: each part sees only itself", comm.name()),
+            &context(2, |l| l.cp_comm = comm),
+            plant,
+            &["gradients", "loss", "bytes"],
+        );
+    }
+}
+
+#[test]
+fn keys_taken_for_those_of_another_place() {
+    // The ring runs, but its places are not where the tokens are: masks and keys part company.
+    let plant: Plant = |rank| {
+        rank.groups.keys = Some(regrouped(rank, vec![0, 2, 1], "turned")?);
+        Ok(())
+    };
+    caught(
+        "cp ring: the keys of one place under the positions of another",
+        &context(3, |_| ()),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+#[test]
+fn tokens_dealt_otherwise_than_attention_believes() {
+    for comm in CpComm::ALL {
+        let plant: Plant = |rank| {
+            rank.seat.place = rank.seat.cp - 1 - rank.seat.place;
+            Ok(())
+        };
+        caught(
+            &format!("cp by {}: tokens of the mirrored place", comm.name()),
+            &context(2, |l| l.cp_comm = comm),
+            plant,
+            &["gradients", "loss"],
+        );
+    }
+}
+
+#[test]
+fn a_window_that_one_place_does_not_know() {
+    let mut job = context(2, |_| ());
+    job.model.window = Some(3);
+    let plant: Plant = |rank| {
+        let mut model = rank.job.model.clone();
+        if rank.rank == 1 {
+            model.window = None;
+            rank.chunks[0].model.layers = stage_layers(&model, &rank.job.layout, &rank.mesh, 0, 0)?;
+        }
+        Ok(())
+    };
+    caught(
+        "cp: a window that only one part of the sequence keeps",
+        &job,
         plant,
         &["gradients", "loss"],
     );

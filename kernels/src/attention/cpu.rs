@@ -15,15 +15,16 @@
 
 mod backward;
 mod forward;
+mod mask;
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{Attention, AttentionSpec};
-use crate::cpu::Cpu;
+use super::{Attention, AttentionSpec, Carry, Places};
+use crate::cpu::{Cpu, Scratch};
 use crate::error::need;
 use crate::gemm::cpu::{same, same_mut, widen};
-use crate::gemm::simd::{Operand, Tile};
+use crate::gemm::simd::{Operand, Right, Tile};
 use crate::{Error, Float, Real};
 
 /// Queries of one block.
@@ -36,13 +37,12 @@ impl Attention for Cpu {
         &self,
         spec: &AttentionSpec,
         qkv: (&[E], &[E], &[E]),
-        pos: (&[i32], &[i32]),
+        places: Places<&[i32]>,
         o_bshd: &mut [E],
         lse_bhs: &mut [E::Acc],
     ) -> Result<(), Error> {
         const OP: &str = "attention";
-        let qkv_lens = [qkv.0.len(), qkv.1.len(), qkv.2.len()];
-        let lens = spec.check(OP, qkv_lens, [pos.0.len(), pos.1.len()])?;
+        let lens = check(OP, spec, qkv, places)?;
         need(OP, "o", lens.q, o_bshd.len())?;
         need(OP, "lse", lens.lse, lse_bhs.len())?;
         let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
@@ -51,13 +51,76 @@ impl Attention for Cpu {
             q: &q,
             k: &k,
             v: &v,
-            pos,
+            places,
         };
         in_acc(o_bshd, |o| {
             let done = forward::run_as::<E::Acc, f32>(self, &x, o, lse_bhs)
                 || forward::run_as::<E::Acc, f64>(self, &x, o, lse_bhs);
             done.then_some(()).ok_or(no_tiles(OP))
         })
+    }
+
+    fn attention_step<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        qkv: (&[E], &[E], &[E]),
+        places: Places<&[i32]>,
+        carry: Carry<&mut [E::Acc]>,
+    ) -> Result<(), Error> {
+        const OP: &str = "attention_step";
+        let lens = check(OP, spec, qkv, places)?;
+        need(OP, "the carry's o", lens.q, carry.o_bshd.len())?;
+        need(OP, "the carry's max", lens.lse, carry.max_bhs.len())?;
+        need(OP, "the carry's sum", lens.lse, carry.sum_bhs.len())?;
+        let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
+        let x = Call {
+            spec,
+            q: &q,
+            k: &k,
+            v: &v,
+            places,
+        };
+        let carry = [carry.o_bshd, carry.max_bhs, carry.sum_bhs];
+        let [o, max, sum] = carry;
+        let done = forward::step_as::<E::Acc, f32>(self, &x, [&mut *o, &mut *max, &mut *sum])
+            || forward::step_as::<E::Acc, f64>(self, &x, [o, max, sum]);
+        done.then_some(()).ok_or(no_tiles(OP))
+    }
+
+    fn attention_finish<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        carry: Carry<&[E::Acc]>,
+        o_bshd: &mut [E],
+        lse_bhs: &mut [E::Acc],
+    ) -> Result<(), Error> {
+        const OP: &str = "attention_finish";
+        let lens = spec.lens(OP)?;
+        need(OP, "the carry's o", lens.q, carry.o_bshd.len())?;
+        need(OP, "the carry's max", lens.lse, carry.max_bhs.len())?;
+        need(OP, "the carry's sum", lens.lse, carry.sum_bhs.len())?;
+        need(OP, "o", lens.q, o_bshd.len())?;
+        need(OP, "lse", lens.lse, lse_bhs.len())?;
+        let AttentionSpec {
+            queries,
+            heads,
+            head_dim: d,
+            ..
+        } = *spec;
+        let outs = by_head(o_bshd, queries, heads, d).into_iter();
+        let outs = outs.zip(lse_bhs.chunks_mut(queries.max(1)));
+        self.for_each(outs, |bh, (o_sd, lse_s)| {
+            let first = bh / heads * queries * heads + bh % heads;
+            for (s, (o, lse)) in o_sd.into_iter().zip(lse_s).enumerate() {
+                let acc = &carry.o_bshd[(first + s * heads) * d..][..d];
+                let stats = (
+                    carry.max_bhs[bh * queries + s],
+                    carry.sum_bhs[bh * queries + s],
+                );
+                *lse = settle(acc, stats, |i, x| o[i] = E::from_acc(x));
+            }
+        });
+        Ok(())
     }
 
     fn attention_delta<E: Float>(
@@ -72,54 +135,130 @@ impl Attention for Cpu {
         need(OP, "do", lens.q, do_bshd.len())?;
         need(OP, "o", lens.q, o_bshd.len())?;
         need(OP, "delta", lens.lse, delta_bhs.len())?;
-        let (h, d) = (spec.heads, spec.head_dim);
-        self.for_each(delta_bhs.chunks_mut(spec.queries.max(1)), |bh, delta_s| {
-            let first = bh / h * spec.queries * h + bh % h;
-            for (s, delta) in delta_s.iter_mut().enumerate() {
-                let at = (first + s * h) * d;
-                *delta = dot(&do_bshd[at..at + d], &o_bshd[at..at + d]);
-            }
-        });
-        Ok(())
+        let (do_, o) = (widen(do_bshd), widen(o_bshd));
+        let done = delta_as::<E::Acc, f32>(self, spec, &do_, &o, delta_bhs)
+            || delta_as::<E::Acc, f64>(self, spec, &do_, &o, delta_bhs);
+        done.then_some(()).ok_or(no_tiles(OP))
     }
 
     fn attention_backward<E: Float>(
         &self,
         spec: &AttentionSpec,
         qkv: (&[E], &[E], &[E]),
-        pos: (&[i32], &[i32]),
+        places: Places<&[i32]>,
         do_bshd: &[E],
         lse_delta: (&[E::Acc], &[E::Acc]),
         dqkv: (&mut [E], &mut [E], &mut [E]),
     ) -> Result<(), Error> {
-        const OP: &str = "attention_backward";
-        let qkv_lens = [qkv.0.len(), qkv.1.len(), qkv.2.len()];
-        let lens = spec.check(OP, qkv_lens, [pos.0.len(), pos.1.len()])?;
-        need(OP, "do", lens.q, do_bshd.len())?;
-        need(OP, "lse", lens.lse, lse_delta.0.len())?;
-        need(OP, "delta", lens.lse, lse_delta.1.len())?;
-        need(OP, "dq", lens.q, dqkv.0.len())?;
-        need(OP, "dk", lens.kv, dqkv.1.len())?;
-        need(OP, "dv", lens.kv, dqkv.2.len())?;
-        let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
-        let x = Call {
-            spec,
-            q: &q,
-            k: &k,
-            v: &v,
-            pos,
-        };
-        let y = (&*widen(do_bshd), lse_delta.0, lse_delta.1);
+        let lens = [dqkv.0.len(), dqkv.1.len(), dqkv.2.len()];
         in_acc(dqkv.0, |dq| {
             in_acc(dqkv.1, |dk| {
                 in_acc(dqkv.2, |dv| {
-                    let done = backward::run_as::<E::Acc, f32>(self, &x, y, [dq, dk, dv])
-                        || backward::run_as::<E::Acc, f64>(self, &x, y, [dq, dk, dv]);
-                    done.then_some(()).ok_or(no_tiles(OP))
+                    let into = (lens, [dq, dk, dv]);
+                    gradients(self, spec, qkv, places, do_bshd, lse_delta, into, false)
                 })
             })
         })
     }
+
+    fn attention_backward_step<E: Float>(
+        &self,
+        spec: &AttentionSpec,
+        qkv: (&[E], &[E], &[E]),
+        places: Places<&[i32]>,
+        do_bshd: &[E],
+        lse_delta: (&[E::Acc], &[E::Acc]),
+        (dq, dk, dv): (&mut [E::Acc], &mut [E::Acc], &mut [E::Acc]),
+    ) -> Result<(), Error> {
+        let into = ([dq.len(), dk.len(), dv.len()], [dq, dk, dv]);
+        gradients(self, spec, qkv, places, do_bshd, lse_delta, into, true)
+    }
+}
+
+fn check<E: Float>(
+    op: &'static str,
+    spec: &AttentionSpec,
+    qkv: (&[E], &[E], &[E]),
+    places: Places<&[i32]>,
+) -> Result<super::Lens, Error> {
+    let places = Places {
+        q_pos: places.q_pos.len(),
+        k_pos: places.k_pos.len(),
+        documents: places.documents.map(|(q, k)| (q.len(), k.len())),
+    };
+    spec.check(op, [qkv.0.len(), qkv.1.len(), qkv.2.len()], places)
+}
+
+/// Gradients in Acc, written or added; `into` has the lengths that the caller gave.
+fn gradients<E: Float>(
+    cpu: &Cpu,
+    spec: &AttentionSpec,
+    qkv: (&[E], &[E], &[E]),
+    places: Places<&[i32]>,
+    do_bshd: &[E],
+    lse_delta: (&[E::Acc], &[E::Acc]),
+    ([dq_len, dk_len, dv_len], [dq, dk, dv]): ([usize; 3], [&mut [E::Acc]; 3]),
+    add: bool,
+) -> Result<(), Error> {
+    const OP: &str = "attention_backward";
+    let lens = check(OP, spec, qkv, places)?;
+    need(OP, "do", lens.q, do_bshd.len())?;
+    need(OP, "lse", lens.lse, lse_delta.0.len())?;
+    need(OP, "delta", lens.lse, lse_delta.1.len())?;
+    need(OP, "dq", lens.q, dq_len)?;
+    need(OP, "dk", lens.kv, dk_len)?;
+    need(OP, "dv", lens.kv, dv_len)?;
+    let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
+    let x = Call {
+        spec,
+        q: &q,
+        k: &k,
+        v: &v,
+        places,
+    };
+    let y = (&*widen(do_bshd), lse_delta.0, lse_delta.1);
+    let done = backward::run_as::<E::Acc, f32>(cpu, &x, y, [&mut *dq, &mut *dk, &mut *dv], add)
+        || backward::run_as::<E::Acc, f64>(cpu, &x, y, [dq, dk, dv], add);
+    done.then_some(()).ok_or(no_tiles(OP))
+}
+
+/// `delta` by the products that backward takes `do v^T` with: of a square of rows the diagonal.
+/// `false` where `A` is not `T`.
+fn delta_as<A: Real, T: Tile>(
+    cpu: &Cpu,
+    spec: &AttentionSpec,
+    do_bshd: &[A],
+    o_bshd: &[A],
+    delta_bhs: &mut [A],
+) -> bool {
+    let (Some(do_), Some(o), Some(delta)) = (same(do_bshd), same(o_bshd), same_mut(delta_bhs))
+    else {
+        return false;
+    };
+    let AttentionSpec {
+        queries,
+        heads,
+        head_dim: d,
+        ..
+    } = *spec;
+    cpu.for_each(delta.chunks_mut(queries.max(1)), |bh, delta_s| {
+        let (first, room) = (bh / heads * queries, Right::<T>::room(d, T::NR));
+        let rows = |x| head(x, d, first, heads, bh % heads);
+        let (do_, o): (Operand<'_, T>, Operand<'_, T>) = (rows(do_), rows(o));
+        let mut scratch = Scratch::take();
+        let (room, square) = scratch.of::<T>(room + T::NR * T::NR).split_at_mut(room);
+        for s in blocks(queries, T::NR) {
+            let n = s.len;
+            let (do_, o) = (do_.from(s.first, 0), o.from(s.first, 0));
+            let o = Right::new(o.transposed(), d, n, &mut room[..Right::<T>::room(d, n)]);
+            o.times(&do_, &mut square[..n * n], false);
+            let diagonal = square.iter().step_by(n + 1);
+            for (delta, &x) in delta_s[s.first..].iter_mut().zip(diagonal).take(n) {
+                *delta = x;
+            }
+        }
+    });
+    true
 }
 
 fn no_tiles(op: &'static str) -> Error {
@@ -150,8 +289,7 @@ struct Call<'a, T> {
     q: &'a [T],
     k: &'a [T],
     v: &'a [T],
-    /// Of queries and keys.
-    pos: (&'a [i32], &'a [i32]),
+    places: Places<&'a [i32]>,
 }
 
 impl<'a, T: Tile> Call<'a, T> {
@@ -162,7 +300,7 @@ impl<'a, T: Tile> Call<'a, T> {
             q: same(x.q)?,
             k: same(x.k)?,
             v: same(x.v)?,
-            pos: x.pos,
+            places: x.places,
         })
     }
 
@@ -179,49 +317,15 @@ impl<'a, T: Tile> Call<'a, T> {
     }
 
     fn head(&self, x: &'a [T], first: usize, heads: usize, h: usize) -> Operand<'a, T> {
-        let d = self.spec.head_dim;
-        // An array without rows has no head to begin at.
-        let data = x.get((first * heads + h) * d..).unwrap_or_default();
-        Operand::strided(data, heads * d, 1)
-    }
-
-    /// Who sees whom among `queries` and `keys` of sequence `b`.
-    fn mask(&self, b: usize, queries: Block, keys: Block) -> Mask<'a> {
-        let q_pos = &self.pos.0[b * self.spec.queries + queries.first..][..queries.len];
-        let k_pos = &self.pos.1[b * self.spec.keys + keys.first..][..keys.len];
-        let range = |pos: &[i32]| {
-            pos.iter()
-                .fold((i32::MAX, i32::MIN), |r, &p| (r.0.min(p), r.1.max(p)))
-        };
-        let ((q_min, q_max), (k_min, k_max)) = (range(q_pos), range(k_pos));
-        Mask {
-            q_pos,
-            k_pos,
-            none: self.spec.causal && k_min > q_max,
-            all: !self.spec.causal || k_max <= q_min,
-        }
+        head(x, self.spec.head_dim, first, heads, h)
     }
 }
 
-struct Mask<'a> {
-    q_pos: &'a [i32],
-    k_pos: &'a [i32],
-    /// No query sees a key.
-    none: bool,
-    /// Each query sees each key.
-    all: bool,
-}
-
-impl Mask<'_> {
-    /// Sets what query `s` does not see to `hidden`.
-    #[inline(always)]
-    fn hide<T: Real>(&self, s: usize, row: &mut [T], hidden: T) {
-        if !self.all {
-            for (x, &pos) in row.iter_mut().zip(self.k_pos) {
-                *x = if pos <= self.q_pos[s] { *x } else { hidden };
-            }
-        }
-    }
+/// Rows of head `h` from row `first` on, in an array of rows of `heads` heads of `d`.
+fn head<T: Copy>(x: &[T], d: usize, first: usize, heads: usize, h: usize) -> Operand<'_, T> {
+    // An array without rows has no head to begin at.
+    let data = x.get((first * heads + h) * d..).unwrap_or_default();
+    Operand::strided(data, heads * d, 1)
 }
 
 /// Rows `first .. first + len`.
@@ -267,8 +371,17 @@ fn weight<T: Real>(x: T) -> T {
     if gone { T::ZERO } else { e }
 }
 
-fn dot<E: Float>(x: &[E], y: &[E]) -> E::Acc {
-    x.iter()
-        .zip(y)
-        .fold(E::Acc::ZERO, |sum, (x, y)| sum + x.to_acc() * y.to_acc())
+/// Gives what a row has summed up, normalised, and returns its log-sum-exp.
+#[inline(always)]
+fn settle<T: Real>(acc: &[T], (max, sum): (T, T), mut give: impl FnMut(usize, T)) -> T {
+    if sum > T::ZERO {
+        let norm = T::ONE / sum;
+        for (i, &x) in acc.iter().enumerate() {
+            give(i, x * norm + T::ZERO);
+        }
+        max + sum.ln()
+    } else {
+        (0..acc.len()).for_each(|i| give(i, T::ZERO));
+        T::NEG_INFINITY
+    }
 }

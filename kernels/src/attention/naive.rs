@@ -18,6 +18,8 @@ pub struct Inputs<'a> {
     pub q_pos: &'a [i32],
     /// Positions of the keys, `[b, z]`.
     pub k_pos: &'a [i32],
+    /// Documents of queries and keys, shaped as the positions.
+    pub documents: Option<(&'a [i32], &'a [i32])>,
 }
 
 impl Inputs<'_> {
@@ -26,13 +28,21 @@ impl Inputs<'_> {
         let q = &self.q[q_at(spec, b, s, h)..][..spec.head_dim];
         let score = |z: usize| {
             let k = &self.k[k_at(spec, b, z, h)..][..spec.head_dim];
-            let seen = self.k_pos[b * spec.keys + z] <= self.q_pos[b * spec.queries + s];
-            match seen || !spec.causal {
+            match self.sees(spec, b * spec.queries + s, b * spec.keys + z) {
                 true => spec.scale * dot(q, k),
                 false => f64::NEG_INFINITY,
             }
         };
         (0..spec.keys).map(score).collect()
+    }
+
+    /// Whether the query at `s` sees the key at `z`.
+    fn sees(&self, spec: &AttentionSpec, s: usize, z: usize) -> bool {
+        let before = i64::from(self.q_pos[s]) - i64::from(self.k_pos[z]);
+        let causal = !spec.causal || before >= 0;
+        let near = spec.window.is_none_or(|w| i128::from(before) < w as i128);
+        let document = self.documents.is_none_or(|(q, k)| q[s] == k[z]);
+        causal && near && document
     }
 }
 

@@ -2,30 +2,35 @@
 
 use half::bf16;
 use quintet_kernels::attention::naive::{self, Inputs};
-use quintet_kernels::{Attention, AttentionSpec, Error, Float, Tag};
+use quintet_kernels::{Attention, AttentionSpec, Error, Float, Places, Tag};
 
 use crate::support::{Random, close, download, upload, wide};
 
 /// One problem: inputs, positions and the gradient that comes from above.
 #[derive(Clone)]
 pub struct Problem<E> {
-    spec: AttentionSpec,
-    q: Vec<E>,
-    k: Vec<E>,
-    v: Vec<E>,
-    q_pos: Vec<i32>,
-    k_pos: Vec<i32>,
-    do_: Vec<E>,
+    pub spec: AttentionSpec,
+    pub q: Vec<E>,
+    pub k: Vec<E>,
+    pub v: Vec<E>,
+    pub q_pos: Vec<i32>,
+    pub k_pos: Vec<i32>,
+    pub documents: Option<(Vec<i32>, Vec<i32>)>,
+    pub do_: Vec<E>,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Answer<E: Float> {
-    o: Vec<E>,
-    lse: Vec<E::Acc>,
-    delta: Vec<E::Acc>,
-    dq: Vec<E>,
-    dk: Vec<E>,
-    dv: Vec<E>,
+    pub o: Vec<E>,
+    pub lse: Vec<E::Acc>,
+    pub delta: Vec<E::Acc>,
+    pub dq: Vec<E>,
+    pub dk: Vec<E>,
+    pub dv: Vec<E>,
+}
+
+pub fn naive_of<E: Float>(x: &Problem<E>) -> Answer<f64> {
+    x.naive()
 }
 
 impl<E: Float> Problem<E> {
@@ -46,35 +51,118 @@ impl<E: Float> Problem<E> {
             v: rng.vec(kv_len),
             q_pos: pos(spec.queries, first),
             k_pos: pos(spec.keys, 0),
+            documents: None,
             do_: rng.vec(q_len),
         }
     }
 
+    /// The same with each sequence cut in documents, whose positions begin anew; queries are
+    /// still the last of the keys.
+    pub fn packed(mut self, rng: &mut Random) -> Self {
+        let AttentionSpec {
+            queries,
+            keys,
+            batch,
+            ..
+        } = self.spec;
+        let len = queries.max(keys);
+        let (mut q, mut k) = ((vec![], vec![]), (vec![], vec![]));
+        for _ in 0..batch {
+            let (mut pos, mut document) = (0, 0);
+            let tokens: Vec<(i32, i32)> = (0..len)
+                .map(|_| {
+                    if rng.below(17) == 0 {
+                        (pos, document) = (0, document + 1);
+                    }
+                    pos += 1;
+                    (pos - 1, document)
+                })
+                .collect();
+            for (count, (pos, doc)) in [(queries, &mut q), (keys, &mut k)] {
+                pos.extend(tokens[len - count..].iter().map(|t| t.0));
+                doc.extend(tokens[len - count..].iter().map(|t| t.1));
+            }
+        }
+        (self.q_pos, self.k_pos) = (q.0, k.0);
+        self.documents = Some((q.1, k.1));
+        self
+    }
+
+    /// The same problem with these keys alone.
+    pub fn with_keys(&self, keys: &[usize]) -> Self {
+        let width = self.spec.kv_heads * self.spec.head_dim;
+        let all = |of: usize| (0..self.spec.batch).flat_map(move |b| (0..of).map(move |i| (b, i)));
+        let at = |(b, i): (usize, usize)| b * self.spec.keys + keys[i];
+        let rows = |x: &[E]| -> Vec<E> {
+            let row = |place| x[at(place) * width..][..width].to_vec();
+            all(keys.len()).flat_map(row).collect()
+        };
+        let ints = |x: &[i32]| all(keys.len()).map(|place| x[at(place)]).collect();
+        let documents = self.documents.as_ref();
+        Self {
+            spec: AttentionSpec {
+                keys: keys.len(),
+                ..self.spec
+            },
+            k: rows(&self.k),
+            v: rows(&self.v),
+            k_pos: ints(&self.k_pos),
+            documents: documents.map(|(q, k)| (q.clone(), ints(k))),
+            ..self.clone()
+        }
+    }
+
+    /// Puts rows of these keys where they belong among all.
+    pub fn put_keys<T: Copy>(&self, keys: &[usize], from: &[T], to: &mut [T]) {
+        let width = self.spec.kv_heads * self.spec.head_dim;
+        for (i, row) in from.chunks_exact(width).enumerate() {
+            let at = i / keys.len() * self.spec.keys + keys[i % keys.len()];
+            to[at * width..][..width].copy_from_slice(row);
+        }
+    }
+
+    /// Calls `body` with the inputs on the device.
+    pub fn call<B: Attention>(
+        &self,
+        dev: &B,
+        body: impl FnOnce((B::Ref<'_, E>, B::Ref<'_, E>, B::Ref<'_, E>), Places<B::Ref<'_, i32>>),
+    ) {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| upload(dev, x));
+        let [q_pos, k_pos] = [&self.q_pos, &self.k_pos].map(|x| upload(dev, x));
+        let documents = self.documents.as_ref();
+        let documents = documents.map(|(q, k)| (upload(dev, q), upload(dev, k)));
+        let places = Places {
+            q_pos: B::whole(&q_pos),
+            k_pos: B::whole(&k_pos),
+            documents: documents.as_ref().map(|(q, k)| (B::whole(q), B::whole(k))),
+        };
+        body((B::whole(&q), B::whole(&k), B::whole(&v)), places);
+    }
+
     pub fn solve<B: Attention>(&self, dev: &B) -> Answer<E> {
         let spec = &self.spec;
-        let [q, k, v, do_] = [&self.q, &self.k, &self.v, &self.do_].map(|x| upload(dev, x));
-        let [q_pos, k_pos] = [&self.q_pos, &self.k_pos].map(|x| upload(dev, x));
+        let do_ = upload(dev, &self.do_);
         let zeros = |len| dev.zeros::<E>(Tag::Scratch, len).unwrap();
         let stats = spec.batch * spec.heads * spec.queries;
         let [mut lse, mut delta] = [0; 2].map(|_| dev.zeros(Tag::Scratch, stats).unwrap());
         // What was there must not matter.
         let [mut o, mut dq] = [0; 2].map(|_| upload(dev, &vec![E::from_f64(7.0); self.q.len()]));
         let [mut dk, mut dv] = [0; 2].map(|_| zeros(self.k.len()));
-        let qkv = (B::whole(&q), B::whole(&k), B::whole(&v));
-        let pos = (B::whole(&q_pos), B::whole(&k_pos));
         let do_ = B::whole(&do_);
-        let (o_view, lse_view) = (B::whole_mut(&mut o), B::whole_mut(&mut lse));
-        dev.attention(spec, qkv, pos, o_view, lse_view).unwrap();
-        dev.attention_delta(spec, do_, B::whole(&o), B::whole_mut(&mut delta))
-            .unwrap();
-        let stats = (B::whole(&lse), B::whole(&delta));
-        let grads = (
-            B::whole_mut(&mut dq),
-            B::whole_mut(&mut dk),
-            B::whole_mut(&mut dv),
-        );
-        dev.attention_backward(spec, qkv, pos, do_, stats, grads)
-            .unwrap();
+        self.call(dev, |qkv, places| {
+            let (o_view, lse_view) = (B::whole_mut(&mut o), B::whole_mut(&mut lse));
+            dev.attention(spec, qkv, places, o_view, lse_view).unwrap();
+            dev.attention_delta(spec, do_, B::whole(&o), B::whole_mut(&mut delta))
+                .unwrap();
+            let stats = (B::whole(&lse), B::whole(&delta));
+            let grads = (
+                B::whole_mut(&mut dq),
+                B::whole_mut(&mut dk),
+                B::whole_mut(&mut dv),
+            );
+            dev.attention_backward(spec, qkv, places, do_, stats, grads)
+                .unwrap();
+        });
         Answer {
             o: download(dev, &o),
             lse: download(dev, &lse),
@@ -93,6 +181,7 @@ impl<E: Float> Problem<E> {
             v: &v,
             q_pos: &self.q_pos,
             k_pos: &self.k_pos,
+            documents: self.documents.as_ref().map(|(q, k)| (&q[..], &k[..])),
         };
         let (o, lse) = naive::forward(&self.spec, x);
         let (dq, dk, dv) = naive::backward(&self.spec, x, &do_);
@@ -121,7 +210,27 @@ pub fn spec(
         head_dim,
         scale: 1.0 / (head_dim as f64).sqrt(),
         causal,
+        window: None,
     }
+}
+
+/// Every shape, plain, packed with documents, with a window, and with both.
+fn problems<E: Float>(seed: u64) -> Vec<Problem<E>> {
+    let windows = [1, 5, 64, 100_000, usize::MAX];
+    let shapes = shapes().into_iter().enumerate();
+    shapes
+        .flat_map(|(i, shape)| {
+            let mut rng = Random(seed + i as u64);
+            let near = AttentionSpec {
+                window: Some(windows[i % windows.len()]),
+                ..shape
+            };
+            let plain = Problem::random(&mut rng, shape);
+            let window = Problem::random(&mut rng, near);
+            let both = window.clone().packed(&mut rng);
+            [plain.clone(), plain.packed(&mut rng), window, both]
+        })
+        .collect()
 }
 
 fn shapes() -> Vec<AttentionSpec> {
@@ -171,9 +280,8 @@ pub fn one_hot_keys_are_looked_up<B: Attention>(dev: &B) {
 pub fn near_naive<B: Attention>(dev: &B) {
     fn law<B: Attention, E: Float>(dev: &B) {
         let (acc, out) = (<E::Acc as Float>::UNIT_ROUNDOFF, E::UNIT_ROUNDOFF);
-        for (seed, spec) in shapes().into_iter().enumerate() {
-            let x = Problem::<E>::random(&mut Random(seed as u64), spec);
-            let (got, want) = (x.solve(dev), x.naive());
+        for x in problems::<E>(0) {
+            let (spec, got, want) = (x.spec, x.solve(dev), x.naive());
             let d = spec.head_dim as f64;
             let one = acc * (2.0 * d + 100.0) * d.sqrt();
             close("o", &got.o, &want.o, |i| one + out * want.o[i].abs());
@@ -200,10 +308,14 @@ pub fn near_naive<B: Attention>(dev: &B) {
 
 /// Some of the queries, at any place and in another order, get the same bits.
 pub fn rows_do_not_know_each_other<B: Attention>(dev: &B) {
-    fn law<B: Attention, E: Float>(dev: &B) {
-        let shape = spec((1, 150, 150), (4, 2, 16), true);
+    fn law<B: Attention, E: Float>(dev: &B, packed: bool) {
+        let mut shape = spec((1, 150, 150), (4, 2, 16), true);
         let mut rng = Random(12);
-        let whole = Problem::<E>::random(&mut rng, shape);
+        shape.window = packed.then_some(9);
+        let mut whole = Problem::<E>::random(&mut rng, shape);
+        if packed {
+            whole = whole.packed(&mut rng);
+        }
         let want = whole.solve(dev);
         for count in [1, 13, 64, 100] {
             let mut some = whole.clone();
@@ -215,7 +327,10 @@ pub fn rows_do_not_know_each_other<B: Attention>(dev: &B) {
                 chosen.iter().flat_map(row).collect()
             };
             (some.q, some.do_) = (pick(&whole.q), pick(&whole.do_));
-            some.q_pos = chosen.iter().map(|&s| s as i32).collect();
+            some.q_pos = chosen.iter().map(|&s| whole.q_pos[s]).collect();
+            if let Some((q, _)) = &mut some.documents {
+                *q = chosen.iter().map(|&s| q[s]).collect();
+            }
             let got = some.solve(dev);
             let same = |got: &[E], want: &[E]| {
                 let bits = |x: &[E]| bytemuck::cast_slice::<E, u8>(x).to_vec();
@@ -229,9 +344,11 @@ pub fn rows_do_not_know_each_other<B: Attention>(dev: &B) {
             }
         }
     }
-    law::<B, f64>(dev);
-    law::<B, f32>(dev);
-    law::<B, bf16>(dev);
+    for packed in [false, true] {
+        law::<B, f64>(dev, packed);
+        law::<B, f32>(dev, packed);
+        law::<B, bf16>(dev, packed);
+    }
 }
 
 /// A query before all keys, keys that nobody sees, no keys and no queries.
@@ -267,10 +384,9 @@ pub fn nothing_seen_gives_zero<B: Attention>(dev: &B) {
 
 /// The derivative of <do, o> along a random direction, by central differences.
 pub fn finite_differences<B: Attention>(dev: &B) {
-    for (seed, shape) in shapes().into_iter().enumerate() {
-        let mut rng = Random(100 + seed as u64);
-        let x = Problem::<f64>::random(&mut rng, shape);
-        let got = x.solve(dev);
+    let mut rng = Random(99);
+    for x in problems::<f64>(100) {
+        let (shape, got) = (x.spec, x.solve(dev));
         let directions = [&x.q, &x.k, &x.v].map(|v| rng.vec::<f64>(v.len()));
         let at = |t: f64| {
             let mut y = x.clone();
@@ -298,8 +414,7 @@ pub fn finite_differences<B: Attention>(dev: &B) {
 
 /// In v attention is linear: <do, A v> = <A' do, v>.
 pub fn adjoint<B: Attention>(dev: &B) {
-    for (seed, shape) in shapes().into_iter().enumerate() {
-        let x = Problem::<f64>::random(&mut Random(200 + seed as u64), shape);
+    for x in problems::<f64>(200) {
         let got = x.solve(dev);
         let (there, back) = (dot(&x.do_, &got.o), dot(&got.dv, &x.v));
         assert!((there - back).abs() < 1e-11, "{there} {back}");
@@ -316,7 +431,7 @@ pub fn refuses_what_does_not_fit<B: Attention>(dev: &B) {
     let at = B::whole(&pos);
     let mut call = |spec: &AttentionSpec, k, k_pos| {
         let (o, lse) = (B::whole_mut(&mut o), B::whole_mut(&mut lse));
-        dev.attention(spec, (all, k, half), (at, k_pos), o, lse)
+        dev.attention(spec, (all, k, half), (at, k_pos).into(), o, lse)
     };
     assert!(matches!(
         call(&good, all, at),
@@ -342,6 +457,10 @@ pub fn refuses_what_does_not_fit<B: Attention>(dev: &B) {
             batch: usize::MAX,
             ..good
         },
+        AttentionSpec {
+            window: Some(0),
+            ..good
+        },
     ] {
         assert!(matches!(call(&bad, half, at), Err(Error::Spec { .. })));
     }
@@ -354,4 +473,24 @@ pub fn refuses_what_does_not_fit<B: Attention>(dev: &B) {
 
 fn dot(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+/// A query with one key gives that key all its weight whatever the score: the gradient of the
+/// score is zero to the last bit, for o is v and delta is taken as `do v^T` is.
+pub fn one_key_has_no_gradient<B: Attention>(dev: &B) {
+    fn law<B: Attention, E: Float>(dev: &B) {
+        for (seed, shape) in shapes().into_iter().enumerate() {
+            let near = AttentionSpec {
+                window: Some(1),
+                causal: true,
+                ..shape
+            };
+            let x = Problem::<E>::random(&mut Random(300 + seed as u64), near);
+            let got = x.solve(dev);
+            assert!(got.dq.iter().chain(&got.dk).all(|g| g.to_f64() == 0.0));
+        }
+    }
+    law::<B, f64>(dev);
+    law::<B, f32>(dev);
+    law::<B, bf16>(dev);
 }

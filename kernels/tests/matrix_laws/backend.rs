@@ -1,7 +1,7 @@
 //! Memory, views and events.
 
 use quintet_kernels::backend::slice_mut;
-use quintet_kernels::{Backend, Error, Queue, Tag};
+use quintet_kernels::{Backend, Error, Queue, Rows, Tag};
 
 use crate::support::{download, upload};
 
@@ -62,4 +62,34 @@ pub fn wrong_lengths_are_refused<B: Backend>(dev: &B) {
     let refused = dev.download(B::whole(&x), &mut [0.0; 2]);
     assert!(matches!(refused, Err(Error::Len { .. })));
     assert_eq!(download(dev, &y), [2.0; 4]);
+}
+
+pub fn rows_are_copied<B: Backend>(dev: &B) {
+    let src = upload(dev, &(0..12).collect::<Vec<i32>>());
+    let mut dst = dev.zeros::<i32>(Tag::Scratch, 9).unwrap();
+    let mut rows = Rows {
+        rows: 3,
+        width: 2,
+        src_step: 4,
+        dst_step: 3,
+    };
+    let from = B::slice(B::whole(&src), 1..12);
+    dev.copy_rows(&rows, from, B::whole_mut(&mut dst)).unwrap();
+    assert_eq!(download(dev, &dst), [1, 2, 0, 5, 6, 0, 9, 10, 0]);
+    rows.src_step = 5;
+    let far = dev.copy_rows(&rows, from, B::whole_mut(&mut dst));
+    assert!(matches!(
+        far,
+        Err(Error::Len {
+            what: "src",
+            expected: 12,
+            got: 11,
+            ..
+        })
+    ));
+    rows.rows = usize::MAX;
+    assert!(dev.copy_rows(&rows, from, B::whole_mut(&mut dst)).is_err());
+    rows.rows = 0;
+    let none = B::slice(from, 0..0);
+    dev.copy_rows(&rows, none, B::whole_mut(&mut dst)).unwrap();
 }

@@ -6,6 +6,7 @@
 mod attention;
 mod backend;
 mod gemm;
+mod pieces;
 mod support;
 mod threads;
 
@@ -14,13 +15,19 @@ macro_rules! kernel_laws {
     ($name:ident, $make:expr) => {
         mod $name {
             kernel_laws!(@stamp $make; backend
-                memory_is_counted views_cut_and_join events_happen wrong_lengths_are_refused);
+                memory_is_counted views_cut_and_join events_happen wrong_lengths_are_refused
+                rows_are_copied);
             kernel_laws!(@stamp $make; gemm
                 exact_on_integers near_naive split_changes_no_bit empty_and_deep epilogues
                 refuses_what_does_not_fit adjoint);
             kernel_laws!(@stamp $make; attention
                 one_hot_keys_are_looked_up near_naive rows_do_not_know_each_other
-                nothing_seen_gives_zero finite_differences adjoint refuses_what_does_not_fit);
+                nothing_seen_gives_zero finite_differences adjoint refuses_what_does_not_fit
+                one_key_has_no_gradient);
+            kernel_laws!(@stamp $make; pieces
+                in_order_they_have_the_bits_of_one_call in_any_cut_and_order_they_sum_up
+                unseen_ones_change_no_bit error_does_not_grow_with_their_number
+                refuses_what_does_not_fit);
         }
     };
     (@stamp $make:expr; $suite:ident $($law:ident)*) => {

@@ -93,6 +93,7 @@ impl SharedExperts {
             theta: 1.0,
             eps: 1.0,
             moe: None,
+            window: None,
             architecture: Architecture::LLAMA,
         };
         Ok(Self {

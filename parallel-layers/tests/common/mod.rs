@@ -60,6 +60,8 @@ impl Tokens {
             positions: self.positions,
             ids_t: put(&|i| id(i)),
             pos_t: put(&|i| (i % self.positions) as i32),
+            doc_t: None,
+            context: None,
             labels_t: put(&|i| id(i + 100)),
             weight_t: device.upload(Tag::Scratch, &weights).unwrap(),
             share: 0.25,
@@ -218,6 +220,7 @@ pub fn ranks_of<R: Send>(mesh: &DeviceMesh, body: impl Fn(&TestCtx<'_>) -> R + S
             replica: &tp,
             ep: &ep,
             etp: &etp,
+            cp: Default::default(),
         }))
     })
     .unwrap()

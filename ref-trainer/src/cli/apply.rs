@@ -151,6 +151,10 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
     set(&mut layout.tp, args.tp);
     set(&mut layout.pp, args.pp);
     set(&mut layout.cp, args.cp);
+    set(&mut layout.cp_comm, args.cp_comm.map(Into::into));
+    if args.ulysses_degree.is_some() {
+        layout.ulysses_degree = args.ulysses_degree;
+    }
     set(&mut layout.ep, args.ep);
     set(&mut layout.etp, args.etp);
     set(&mut layout.sequence_parallel, args.sequence_parallel);
@@ -226,6 +230,12 @@ fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
         &mut job.model.tied,
         args.untie_embeddings_and_output_weights.map(|untie| !untie),
     );
+    set(
+        &mut job.model.window,
+        args.window_size
+            .map(|tokens| (tokens > 0).then_some(tokens)),
+    );
+    set(&mut job.pack_documents, args.pack_documents);
     experts(&mut job.model, args)
 }
 
@@ -314,11 +324,19 @@ fn lengths(base: &mut Base, args: &BatchArgs) {
         Some(path) if path == Path::new("embedded") => job.data = DataSource::Embedded,
         Some(path) => job.data = DataSource::File(path.into()),
     }
-    set(&mut job.batch.seq, args.seq_length);
+    match args.seq_length {
+        Some(len) => job.batch.seq = len,
+        // Nobody asked for this number, so it gives way to the layout.
+        None if own_batch && job.layout.cp > 1 => {
+            let unit = job.layout.cp.saturating_mul(2);
+            job.batch.seq = (job.batch.seq / unit).max(1).saturating_mul(unit);
+        }
+        None => {}
+    }
     set(&mut job.batch.micro_batch, args.micro_batch_size);
     match args.global_batch_size {
         Some(samples) => job.batch.global_batch = samples,
-        // Nobody asked for this number, so it gives way to the layout.
+        // Nor for this one.
         None if own_batch => {
             let unit = job.batch.micro_batch.saturating_mul(job.layout.dp).max(1);
             let wanted = job.batch.global_batch.div_ceil(unit);

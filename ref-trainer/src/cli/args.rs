@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::words::{
-    CpComm, DecayStyle, Device, DtypeWord, Launch, Log, Optimizer, Recompute, ReductionOrder,
+    CpWord, DecayStyle, Device, DtypeWord, Launch, Log, Optimizer, Recompute, ReductionOrder,
     Schedule, ScoreFunction, Transport,
 };
 
@@ -23,7 +23,7 @@ pub(super) struct LayoutArgs {
     /// Stages that the layers are dealt to [default: 1]
     #[arg(long = "pp", visible_aliases = ["pipeline-parallel-size", "pipeline-model-parallel-size"], value_name = "N")]
     pub pp: Option<usize>,
-    /// Parts that a sequence is cut into; more than 1 is not built yet: refused [default: 1]
+    /// Ranks that a sequence is cut over, two pieces each; 2 x N divides its length [default: 1]
     #[arg(long = "cp", visible_alias = "context-parallel-size", value_name = "N")]
     pub cp: Option<usize>,
     /// Ranks of dp x tp that share the experts; divides them [default: 1]
@@ -67,10 +67,11 @@ pub(super) struct LayoutArgs {
         value_name = "N,N,..."
     )]
     pub pipeline_layout: Option<Vec<usize>>,
-    /// How a cut sequence attends; not built yet: refused
+    /// How a cut sequence attends [default: ring]
     #[arg(long, visible_alias = "cp-comm-type", value_enum)]
-    pub cp_comm: Option<CpComm>,
-    /// Part of cp that cuts heads; not built yet: refused
+    pub cp_comm: Option<CpWord>,
+    /// Factor of cp that exchanges tokens for heads, the rest being a ring or gathering
+    /// [default: all of cp under --cp-comm ulysses, else 1]
     #[arg(long, value_name = "N")]
     pub ulysses_degree: Option<usize>,
     /// What backward computes again instead of keeping it [default: none]
@@ -103,10 +104,12 @@ pub(super) struct ModelArgs {
     /// Share of activations dropped; more than 0 is not built yet: refused [default: 0]
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
-    /// Tokens that a token sees; 0 is all, another number is not built yet: refused [default: 0]
+    /// Tokens that a token sees, itself the last of them; 0 is all before it [default: as the
+    /// model says]
     #[arg(long, value_name = "N")]
     pub window_size: Option<usize>,
-    /// Keep documents in a sequence apart; not built yet: refused
+    /// Blank lines part documents that do not see each other; positions begin anew in each, and
+    /// no prediction across a border counts [default: false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub pack_documents: Option<bool>,
     /// Experts a layer, in place of its MLP; 0 is none [default: as the model says]

@@ -8,27 +8,6 @@ use super::words::{Device, DtypeWord, Launch, Log, Recompute, Transport, spelt};
 use crate::failure::Failure;
 
 pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
-    if let Some(degree @ 2..) = args.cp {
-        return unbuilt(
-            "cp",
-            &degree.to_string(),
-            "use 1, and dp, tp, pp for the rest",
-        );
-    }
-    if let Some(way) = args.cp_comm {
-        return unbuilt(
-            "cp-comm",
-            &spelt(way),
-            "sequences are not cut, so leave it out",
-        );
-    }
-    if let Some(degree) = args.ulysses_degree {
-        return unbuilt(
-            "ulysses-degree",
-            &degree.to_string(),
-            "sequences are not cut, so leave it out",
-        );
-    }
     if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
         return unbuilt("recompute", &spelt(mode), "use none");
     }
@@ -40,20 +19,6 @@ pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
         && share != 0.0
     {
         return unbuilt("dropout", &share.to_string(), "use 0");
-    }
-    if let Some(tokens @ 1..) = args.window_size {
-        return unbuilt(
-            "window-size",
-            &tokens.to_string(),
-            "use 0, every token sees all before it",
-        );
-    }
-    if args.pack_documents == Some(true) {
-        return unbuilt(
-            "pack-documents",
-            "",
-            "the text is one document, so leave it out",
-        );
     }
     Ok(())
 }

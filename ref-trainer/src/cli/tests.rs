@@ -5,6 +5,7 @@ use crate::model_config::Model;
 use proptest::prelude::*;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::CpComm;
 use quintet_planner::config::MoeConfig;
 
 fn run(line: &str) -> Result<Command, Failure> {
@@ -263,19 +264,36 @@ fn experts_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn sequences_are_cut() {
+    let job =
+        train("train --cp 4 --cp-comm p2p --ulysses-degree 2 --window-size 5 --pack-documents");
+    let l = &job.layout;
+    assert_eq!(
+        (l.cp, l.cp_comm, l.ulysses(), l.cp_outer()),
+        (4, CpComm::Ring, 2, 2)
+    );
+    assert_eq!((job.model.window, job.pack_documents), (Some(5), true));
+    let all = train("train --cp 4 --cp-comm ulysses --window-size 0");
+    assert_eq!((all.layout.ulysses(), all.model.window), (4, None));
+    for (flags, words) in [
+        ("--cp 3", "nearest: 60 or 66"),
+        ("--cp 64", "nearest: 128"),
+        ("--cp 4 --ulysses-degree 3", "divisors: 1, 2, 4"),
+        ("--ulysses-degree 2", "divisors: 1"),
+        ("--cp 8 --cp-comm ulysses", "ulysses-degree may be 1, 2, 4"),
+        ("--cp 0 --cp-comm ulysses", "the least is 1"),
+        ("--cp 2 --ulysses-degree 0", "does not divide"),
+    ] {
+        refused(&format!("train {flags}"), words);
+    }
+}
+
+#[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
-        "--cp 2",
-        "--context-parallel-size 4",
-        "--cp-comm ring",
-        "--cp-comm all-gather",
-        "--cp-comm ulysses",
         "--recompute selective",
         "--recompute full",
-        "--ulysses-degree 2",
         "--dropout 0.1",
-        "--window-size 16",
-        "--pack-documents",
         "--dtype bf16",
         "--device emulated",
         "--device cuda",

@@ -5,6 +5,8 @@ use clap::ValueEnum;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
+use quintet_planner::CpComm;
+
 use crate::job::{Decay, LogFormat, OptimizerKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -38,13 +40,26 @@ impl From<Schedule> for ScheduleKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum CpComm {
+pub(super) enum CpWord {
+    /// Keys and values go round a ring
     #[value(alias = "p2p")]
     Ring,
+    /// Keys and values are gathered
     #[value(aliases = ["all_gather", "allgather"])]
     AllGather,
+    /// Tokens are exchanged for heads
     #[value(alias = "a2a")]
     Ulysses,
+}
+
+impl From<CpWord> for CpComm {
+    fn from(word: CpWord) -> Self {
+        match word {
+            CpWord::Ring => Self::Ring,
+            CpWord::AllGather => Self::AllGather,
+            CpWord::Ulysses => Self::Ulysses,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -63,13 +63,13 @@ fn windows_follow_each_other() {
     let corpus = count_up(110);
     assert_eq!(corpus.range(Part::HeldOut), 99..110);
     let firsts = |part, seq| -> Vec<u32> {
-        let windows = corpus.windows(part, seq).unwrap();
+        let windows = corpus.windows(part, seq, false).unwrap();
         windows.map(|w| w.tokens[0]).collect()
     };
     assert_eq!(firsts(Part::HeldOut, 4), [99, 104]);
     assert_eq!(firsts(Part::HeldOut, 10), [99]);
     assert_eq!(firsts(Part::Whole, 49), [0, 50]);
-    assert_eq!(corpus.windows(Part::Whole, 49).unwrap().len(), 2);
+    assert_eq!(corpus.windows(Part::Whole, 49, false).unwrap().len(), 2);
 }
 
 #[test]
@@ -129,11 +129,43 @@ fn what_cannot_be_learnt_from_is_refused_in_one_sentence() {
     assert!(refused.contains("needs 10"), "{refused}");
     for seq in [10, usize::MAX] {
         assert!(Samples::new(short.clone(), 1, seq).is_err());
-        assert!(short.windows(Part::Whole, seq).is_err());
+        assert!(short.windows(Part::Whole, seq, false).is_err());
     }
-    assert!(short.windows(Part::HeldOut, 1).is_err());
+    assert!(short.windows(Part::HeldOut, 1, false).is_err());
 
     assert!(short.fits_vocabulary(58).is_ok());
     let refused = short.fits_vocabulary(57).unwrap_err().to_string();
     assert!(refused.contains("byte 57 at offset 9"), "{refused}");
+}
+
+#[test]
+fn documents_begin_anew_and_no_prediction_crosses_a_border() {
+    let samples = Samples::new(Corpus::built_in(), 7, 200).unwrap();
+    let samples = samples.with_documents(true).with_mask(RandomMask {
+        tokens: 0.1,
+        samples: 0.0,
+    });
+    let mut borders = 0;
+    for (index, sample) in samples.batch(3, 20).iter().enumerate() {
+        let (documents, positions) = (&sample.documents, sample.positions());
+        assert_eq!((documents.len(), positions.len()), (200, 200));
+        for t in 0..200 {
+            let border = t > 0 && documents[t] != documents[t - 1];
+            assert_eq!(
+                positions[t],
+                if border || t == 0 {
+                    0
+                } else {
+                    positions[t - 1] + 1
+                }
+            );
+            borders += usize::from(border);
+            assert!(!border || !sample.mask[t - 1], "a border is predicted");
+            assert_eq!(samples.counts(3, index as u64, t), sample.mask[t]);
+        }
+    }
+    assert!(borders > 20);
+    let plain = samples.with_documents(false).sample(3, 0);
+    assert!(plain.documents.is_empty());
+    assert_eq!(plain.positions(), (0..200).collect::<Vec<i32>>());
 }

@@ -30,6 +30,7 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("tp", l.tp, MOST_RANKS),
         ("pp", l.pp, MOST_RANKS),
         ("cp", l.cp, MOST_RANKS),
+        ("ulysses-degree", l.ulysses(), MOST_RANKS),
         ("ep", l.ep, MOST_RANKS),
         ("etp", l.etp, MOST_RANKS),
         (
@@ -49,6 +50,7 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("the model's kv_heads", m.kv_heads, 1 << 16),
         ("the model's head_dim", m.head_dim, 1 << 16),
         ("the model's ffn", m.ffn, 1 << 20),
+        ("window-size", m.window.unwrap_or(0), MOST),
     ];
     let moe = m.moe.iter().flat_map(|moe| {
         [

@@ -4,7 +4,7 @@ use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::norm::NormKind;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_parallel_layers::{Architecture, MlpKind, Positions};
-use quintet_planner::config::{Batch, Layout, ModelConfig, MoeConfig};
+use quintet_planner::config::{Batch, CpComm, Layout, ModelConfig, MoeConfig};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -23,6 +23,8 @@ pub(super) struct ModelDef {
     /// A model that says nothing of experts has none.
     #[serde(default, with = "moe", skip_serializing_if = "Option::is_none")]
     moe: Option<MoeConfig>,
+    #[serde(default)]
+    window: Option<usize>,
     #[serde(default = "llama", with = "ArchitectureDef")]
     architecture: Architecture,
 }
@@ -145,6 +147,10 @@ pub(super) struct LayoutDef {
     pp: usize,
     #[serde(default = "one")]
     cp: usize,
+    #[serde(default, with = "cp_comm")]
+    cp_comm: CpComm,
+    #[serde(default)]
+    ulysses_degree: Option<usize>,
     #[serde(default = "one")]
     ep: usize,
     #[serde(default = "one")]
@@ -173,6 +179,24 @@ fn one() -> usize {
 
 fn bucket_bytes() -> usize {
     Layout::single().bucket_bytes
+}
+
+mod cp_comm {
+    use super::CpComm;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(way: &CpComm, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(way.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<CpComm, D::Error> {
+        let name = String::deserialize(d)?;
+        let found = CpComm::ALL.into_iter().find(|way| way.name() == name);
+        found.ok_or_else(|| {
+            let known = CpComm::ALL.map(CpComm::name).join(", ");
+            D::Error::custom(format!("cp_comm {name} is none of {known}"))
+        })
+    }
 }
 
 mod schedule {

@@ -188,7 +188,10 @@ fn llama(keys: &Map<String, Value>) -> Result<Model, String> {
 fn qwen2(keys: &Map<String, Value>) -> Result<Model, String> {
     // sliding_window may be there and off.
     if flag(keys, "use_sliding_window")? == Some(true) {
-        return Err("use_sliding_window is true; windows are not built yet".into());
+        return Err(
+            "use_sliding_window is true; here all layers have one window, which --window-size sets"
+                .into(),
+        );
     }
     if let Some(Value::Array(types)) = present(keys, "layer_types")
         && let Some(other) = types.iter().find(|kind| *kind != "full_attention")
@@ -226,6 +229,7 @@ fn rotary_decoder(keys: &Map<String, Value>, architecture: Architecture) -> Resu
         tied: flag(keys, "tie_word_embeddings")?.unwrap_or(false),
         moe: None,
         architecture,
+        window: None,
     };
     let positions = length(keys, "max_position_embeddings", 1 << 30)?;
     Ok(model(config, positions.unwrap_or(MAX_POSITIONS)))
@@ -271,6 +275,7 @@ fn gpt2(keys: &Map<String, Value>) -> Result<Model, String> {
         tied: flag(keys, "tie_word_embeddings")?.unwrap_or(true),
         moe: None,
         architecture: Architecture::gpt2(positions),
+        window: None,
     };
     Ok(model(config, positions))
 }
@@ -288,7 +293,7 @@ fn refuse_window(keys: &Map<String, Value>) -> Result<(), String> {
     match present(keys, "sliding_window") {
         None => Ok(()),
         Some(value) => Err(format!(
-            "sliding_window is {value}; windows are not built yet"
+            "sliding_window is {value}; a Llama has none, and --window-size sets one"
         )),
     }
 }

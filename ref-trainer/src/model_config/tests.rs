@@ -41,6 +41,7 @@ fn a_llama_file_is_read() {
         norm_eps: 1e-5,
         tied: false,
         moe: None,
+        window: None,
         architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));

@@ -7,8 +7,6 @@
 //! mlp    SwiGLU: gate, up -> swiglu -> down        GELU: up -> gelu -> down
 //! ```
 
-use std::ops::Range;
-
 use quintet_parallel_layers::MlpKind;
 use quintet_planner::config::ModelConfig;
 
@@ -18,6 +16,7 @@ use super::ops::{
     Turn, add, attention, attention_backward, gelu, gelu_backward, rms_norm, rms_norm_backward,
     rope, swiglu, swiglu_backward,
 };
+use super::sight::Sight;
 use super::{OracleError, Params, gradient, value};
 
 /// What forward leaves for backward; q and k are normalised and rotated.
@@ -29,8 +28,7 @@ pub(super) struct Saved {
     q_the: Vec<f64>,
     k_ske: Vec<f64>,
     v_ske: Vec<f64>,
-    /// By sample.
-    p_hts: Vec<Vec<f64>>,
+    p_hts: Vec<f64>,
     o_the: Vec<f64>,
     mid_td: Vec<f64>,
     b_td: Vec<f64>,
@@ -63,12 +61,11 @@ pub(super) fn forward(
     config: &ModelConfig,
     params: &Params,
     layer: usize,
-    lens: &[usize],
+    sight: &Sight,
     x_td: &[f64],
 ) -> Result<(Vec<f64>, Saved, LayerRouting), OracleError> {
     let linear = dense(config, layer);
-    let (head, positions) = (head(config), positions(lens));
-    let (q_len, kv_len) = widths(config);
+    let (head, positions) = (head(config), &sight.positions);
 
     let a_td = norm(config, params, &name(layer, "input_layernorm"), x_td)?;
     let mut q_the = linear("self_attn.q_proj").forward(params, &a_td)?;
@@ -80,16 +77,9 @@ pub(super) fn forward(
             let w_e = value(params, &qk_norm(layer, part))?;
             *x = rms_norm(x, w_e, config.norm_eps);
         }
-        rope(x, &positions, head, config.rope_theta, Turn::Forward);
+        rope(x, positions, head, config.rope_theta, Turn::Forward);
     }
-    let (mut o_the, mut p_hts, mut first) = (Vec::new(), Vec::new(), 0);
-    for len in lens {
-        let (q, kv) = ranges(first, *len, q_len, kv_len);
-        let (o, p) = attention(config, &q_the[q], &k_ske[kv.clone()], &v_ske[kv]);
-        o_the.extend(o);
-        p_hts.push(p);
-        first += len;
-    }
+    let (o_the, p_hts) = attention(config, &sight.first, &q_the, &k_ske, &v_ske);
     let mut mid_td = linear("self_attn.o_proj").forward(params, &o_the)?;
     add(&mut mid_td, x_td);
 
@@ -144,13 +134,12 @@ pub(super) fn backward(
     config: &ModelConfig,
     (params, grads): (&Params, &mut Params),
     layer: usize,
-    (lens, share): (&[usize], f64),
+    (sight, share): (&Sight, f64),
     saved: &Saved,
     dout_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
     let linear = dense(config, layer);
-    let (head, positions) = (head(config), positions(lens));
-    let (q_len, kv_len) = widths(config);
+    let (head, positions) = (head(config), &sight.positions);
 
     let mut db_td = match (&saved.mlp, config.moe_at(layer)) {
         (Mlp::Moe(saved), Some(moe)) => {
@@ -190,23 +179,14 @@ pub(super) fn backward(
     add(&mut dmid_td, dout_td);
 
     let do_the = linear("self_attn.o_proj").backward(params, grads, &dmid_td, &saved.o_the)?;
-    let (mut dq_the, mut dk_ske, mut dv_ske) = (Vec::new(), Vec::new(), Vec::new());
-    let mut first = 0;
-    for (len, p_hts) in lens.iter().zip(&saved.p_hts) {
-        let (q, kv) = ranges(first, *len, q_len, kv_len);
-        let (k, v) = (&saved.k_ske[kv.clone()], &saved.v_ske[kv]);
-        let qkv = (&saved.q_the[q.clone()], k, v);
-        let (dq, dk, dv) = attention_backward(config, &do_the[q], qkv, p_hts);
-        dq_the.extend(dq);
-        dk_ske.extend(dk);
-        dv_ske.extend(dv);
-        first += len;
-    }
+    let qkv = (&saved.q_the[..], &saved.k_ske[..], &saved.v_ske[..]);
+    let (mut dq_the, mut dk_ske, dv_ske) =
+        attention_backward(config, &sight.first, &do_the, qkv, &saved.p_hts);
     for (part, dx, raw) in [
         ("q_norm", &mut dq_the, &saved.raw[0]),
         ("k_norm", &mut dk_ske, &saved.raw[1]),
     ] {
-        rope(dx, &positions, head, config.rope_theta, Turn::Back);
+        rope(dx, positions, head, config.rope_theta, Turn::Back);
         if config.architecture.qk_norm {
             let name = qk_norm(layer, part);
             let (w_e, dw_e) = (value(params, &name)?, gradient(grads, &name)?);
@@ -234,23 +214,4 @@ fn qk_norm(layer: usize, part: &str) -> String {
 fn head(config: &ModelConfig) -> (usize, usize) {
     let e = config.head_dim;
     (e, config.architecture.rotary(e))
-}
-
-/// A sample starts at position 0.
-fn positions(lens: &[usize]) -> Vec<usize> {
-    lens.iter().flat_map(|len| 0..*len).collect()
-}
-
-/// Widths of a token's queries, and of its keys or values.
-fn widths(config: &ModelConfig) -> (usize, usize) {
-    (
-        config.heads * config.head_dim,
-        config.kv_heads * config.head_dim,
-    )
-}
-
-/// Where the queries, and the keys and values, of the `len` tokens from `first` lie.
-fn ranges(first: usize, len: usize, q_len: usize, kv_len: usize) -> (Range<usize>, Range<usize>) {
-    let of = |width: usize| first * width..(first + len) * width;
-    (of(q_len), of(kv_len))
 }

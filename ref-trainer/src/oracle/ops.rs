@@ -181,11 +181,12 @@ pub(super) fn rope(
     }
 }
 
-/// Causal attention: `o[t,h] = sum_{s<=t} p[h,t,s] v[s,k]`, where `p[h,t] = softmax over s <= t of
-/// q[t,h] . k[s,k] / sqrt(e)`, and query head h reads key/value head `k = h / (heads / kv_heads)`.
-/// Returns `o_the` and `p_hts` (0 above the diagonal).
+/// Causal attention: `o[t,h] = sum_s p[h,t,s] v[s,k]` over s from `first[t]` to t, where
+/// `p[h,t] = softmax over those s of q[t,h] . k[s,k] / sqrt(e)`, and query head h reads key/value
+/// head `k = h / (heads / kv_heads)`. Returns `o_the` and `p_hts` (0 elsewhere).
 pub(super) fn attention(
     config: &ModelConfig,
+    first: &[usize],
     q_the: &[f64],
     k_ske: &[f64],
     v_ske: &[f64],
@@ -196,12 +197,12 @@ pub(super) fn attention(
     for h in 0..heads {
         for t in 0..tokens {
             let row = at(t, h, heads, e);
-            let p_s = &mut p_hts[(h * tokens + t) * tokens..][..=t];
-            for (s, p) in p_s.iter_mut().enumerate() {
+            let p_s = &mut p_hts[(h * tokens + t) * tokens..][first[t]..=t];
+            for (s, p) in (first[t]..).zip(p_s.iter_mut()) {
                 *p = dot(&q_the[row.clone()], &k_ske[kv_at(config, s, h)]) / (e as f64).sqrt();
             }
             softmax(p_s);
-            for (s, p) in p_s.iter().enumerate() {
+            for (s, p) in (first[t]..).zip(p_s.iter()) {
                 add_scaled(&mut o_the[row.clone()], *p, &v_ske[kv_at(config, s, h)]);
             }
         }
@@ -213,6 +214,7 @@ pub(super) fn attention(
 /// `dscore[s] = p[s] (dp[s] - sum_s p[s] dp[s])`.
 pub(super) fn attention_backward(
     config: &ModelConfig,
+    first: &[usize],
     do_the: &[f64],
     (q_the, k_ske, v_ske): (&[f64], &[f64], &[f64]),
     p_hts: &[f64],
@@ -224,12 +226,12 @@ pub(super) fn attention_backward(
     for h in 0..heads {
         for t in 0..tokens {
             let row = at(t, h, heads, e);
-            let p_s = &p_hts[(h * tokens + t) * tokens..][..=t];
-            let dp_s: Vec<f64> = (0..=t)
+            let p_s = &p_hts[(h * tokens + t) * tokens..][first[t]..=t];
+            let dp_s: Vec<f64> = (first[t]..=t)
                 .map(|s| dot(&do_the[row.clone()], &v_ske[kv_at(config, s, h)]))
                 .collect();
             let pull = dot(p_s, &dp_s);
-            for (s, (p, dp)) in p_s.iter().zip(&dp_s).enumerate() {
+            for (s, (p, dp)) in (first[t]..).zip(p_s.iter().zip(&dp_s)) {
                 let kv = kv_at(config, s, h);
                 let dscore = p * (dp - pull) / (e as f64).sqrt();
                 add_scaled(&mut dv_ske[kv.clone()], *p, &do_the[row.clone()]);

@@ -22,6 +22,7 @@ fn small(tied: bool) -> ModelConfig {
         norm_eps: 1e-5,
         tied,
         moe: None,
+        window: None,
         architecture: Architecture::LLAMA,
     }
 }
@@ -36,6 +37,7 @@ fn batch(vocab: usize) -> Vec<Sample> {
         mask: (0..seq)
             .map(|i| draws.uniform(1000 + index * 100 + i) >= masked)
             .collect(),
+        documents: vec![],
     };
     vec![
         sample(0, 7, 0.3),
@@ -333,4 +335,53 @@ fn what_does_not_fit_is_refused() {
         };
         assert!(fails(&odd, &good, &samples).starts_with("oracle: "));
     }
+}
+
+/// Documents side by side in one sample are samples of their own.
+#[test]
+fn packed_documents_are_samples() {
+    let (config, samples) = (small(false), batch(13));
+    let params = init_random(&config, 2);
+    let (a, b) = (&samples[0], &samples[1]);
+    let (last, next) = (a.tokens.len(), b.mask.len());
+    let packed = Sample {
+        tokens: [&a.tokens[..], &b.tokens].concat(),
+        // What a's last token says of b's first does not count.
+        mask: [&a.mask[..], &[false], &b.mask].concat(),
+        documents: [vec![4; last], vec![5; next]].concat(),
+    };
+    for window in [None, Some(3)] {
+        let config = ModelConfig {
+            window,
+            ..config.clone()
+        };
+        let apart = step(&config, &params, &[a.clone(), b.clone()]).unwrap();
+        let packed = step(&config, &params, std::slice::from_ref(&packed)).unwrap();
+        assert_eq!(packed.count, apart.count);
+        assert!((packed.loss_sum - apart.loss_sum).abs() < 1e-12);
+        assert!(largest_difference(&packed.grads, &apart.grads) < 1e-12);
+    }
+}
+
+/// A window as long as the sample is none; under a window of 2 in one block, a token two places
+/// back is not seen.
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    let (config, samples) = (small(false), batch(13));
+    let params = init_random(&config, 2);
+    let loss = |window, sample: &Sample| {
+        let config = ModelConfig {
+            window,
+            layers: 1,
+            ..config.clone()
+        };
+        forward_loss(&config, &params, std::slice::from_ref(sample)).unwrap()
+    };
+    assert_eq!(loss(Some(7), &samples[0]), loss(None, &samples[0]));
+    let mut sample = samples[1].clone();
+    sample.mask = vec![false, false, true, false, false];
+    let mut other = sample.clone();
+    other.tokens[0] = (other.tokens[0] + 1) % 13;
+    assert_eq!(loss(Some(2), &sample), loss(Some(2), &other));
+    assert_ne!(loss(Some(3), &sample), loss(Some(3), &other));
 }

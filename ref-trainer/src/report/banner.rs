@@ -1,6 +1,7 @@
 //! What will run, in six lines, before the first message.
 
 use quintet_collectives::mesh::{Degrees, DeviceMesh};
+use quintet_planner::CpComm;
 
 use super::Forecast;
 use super::human::{bytes, count, percent, shares, thousands};
@@ -92,6 +93,17 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
     }
     if l.sequence_parallel && l.tp > 1 {
         text += "; sequence parallel";
+    }
+    if l.cp > 1 {
+        let mixed = l.ulysses() > 1 && l.cp_outer() > 1;
+        let outer = match l.cp_comm {
+            CpComm::Ulysses if mixed => CpComm::Ring,
+            comm => comm,
+        };
+        text += &format!("; {} over cp", outer.name());
+        if mixed {
+            text += &format!(", ulysses {} within", l.ulysses());
+        }
     }
     if l.zero_stage > 0 {
         text += &format!("; ZeRO {}", l.zero_stage);

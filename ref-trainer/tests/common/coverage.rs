@@ -5,6 +5,7 @@ use std::fmt;
 
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::CpComm;
 use quintet_planner::config::MoeConfig;
 use quintet_ref_trainer::job::OptimizerKind;
 
@@ -29,10 +30,15 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 23] = [
+const PAIRED: [&str; 28] = [
     "dp",
     "tp",
     "pp",
+    "cp",
+    "all-gather",
+    "ulysses",
+    "documents",
+    "window",
     "sequence-parallel",
     "zero",
     "zero 2, 3",
@@ -57,7 +63,7 @@ const PAIRED: [&str; 23] = [
 /// Only one of these is in a draw, so that each is in a tenth of those that could have it.
 const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
-const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
+const STRICT: [&str; 5] = ["dp", "tp", "pp", "cp", "microbatches"];
 /// Rare by nature: they must occur.
 const RARE: [&str; 7] = [
     "hybrid, several shards",
@@ -91,20 +97,40 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("dp", l.dp > 1),
         everywhere("tp", l.tp > 1),
         everywhere("pp", l.pp > 1),
+        everywhere("cp", l.cp > 1),
+        feature(
+            "ring",
+            l.cp > 1,
+            l.cp_outer() > 1 && l.cp_comm == CpComm::Ring,
+        ),
+        feature("all-gather", l.cp > 1, l.cp_comm == CpComm::AllGather),
+        feature("ulysses", l.cp > 1, l.ulysses() > 1),
+        feature(
+            "ulysses inside",
+            l.cp > 2 && l.cp.is_multiple_of(2),
+            l.ulysses() > 1 && l.cp_outer() > 1,
+        ),
+        feature(
+            "kv heads < ulysses",
+            l.ulysses() > 1,
+            m.kv_heads / l.tp < l.ulysses(),
+        ),
+        everywhere("documents", draw.job.pack_documents),
+        everywhere("window", m.window.is_some_and(|w| w < b.seq)),
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),
         feature("sequence-parallel", l.tp > 1, l.sequence_parallel),
-        feature("zero", l.dp > 1, l.zero_stage > 0),
-        feature("zero 2, 3", l.dp > 1, l.zero_stage > 1),
-        feature("zero 3", l.dp > 1, l.zero_stage == 3),
+        feature("zero", l.dp * l.cp > 1, l.zero_stage > 0),
+        feature("zero 2, 3", l.dp * l.cp > 1, l.zero_stage > 1),
+        feature("zero 3", l.dp * l.cp > 1, l.zero_stage == 3),
         feature(
             "hybrid",
-            l.dp > 1 && l.zero_stage > 0,
+            l.dp * l.cp > 1 && l.zero_stage > 0,
             l.hybrid_shard_size.is_some(),
         ),
         feature(
             "hybrid, several shards",
-            l.dp > 3 && l.zero_stage > 0,
+            l.dp * l.cp > 3 && l.zero_stage > 0,
             l.hybrid_shard_size.is_some_and(|h| h > 1),
         ),
         everywhere("tied", m.tied),
@@ -147,8 +173,9 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("two threads a rank", draw.job.threads_per_rank > 1),
         feature(
             "tp cuts tokens unevenly",
-            l.tp > 1,
-            (b.seq * b.micro_batch) % l.tp > 0,
+            // Of a sequence over cp a rank has an even number of tokens.
+            l.tp > 2 || (l.tp > 1 && l.cp == 1),
+            (b.seq * b.micro_batch / l.cp) % l.tp > 0,
         ),
         feature(
             "tp cuts vocab unevenly",

@@ -23,7 +23,7 @@ use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_parallel_layers::{Architecture, Positions};
-use quintet_planner::config::{Batch, Layout, ModelConfig, MoeConfig};
+use quintet_planner::config::{Batch, CpComm, Layout, ModelConfig, MoeConfig};
 use quintet_ref_trainer::compare::compare;
 use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
 use quintet_ref_trainer::job::{DataSource, Dtype, Job, OptimizerKind, OptimizerOptions};
@@ -52,6 +52,8 @@ pub struct Genes {
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// Place in [`WAYS`], documents, tokens of a window (0 is none).
+    pub context: (usize, bool, usize),
     /// ZeRO stage, and the place of the hybrid one's shards among the divisors of dp.
     pub zero: (u8, usize),
     /// Experts, if there are any.
@@ -77,6 +79,17 @@ pub struct ExpertGenes {
     /// No shared experts, some, some with a gate.
     pub shared: usize,
 }
+
+/// How a cut sequence attends, and whether with ulysses inside: then the outer factor has two
+/// places, where cp lets it.
+const WAYS: [(CpComm, bool); 6] = [
+    (CpComm::Ring, false),
+    (CpComm::AllGather, false),
+    (CpComm::Ulysses, false),
+    (CpComm::Ring, true),
+    (CpComm::Ring, true),
+    (CpComm::AllGather, true),
+];
 
 /// A job with its data.
 #[derive(Debug, Clone)]
@@ -116,7 +129,7 @@ const CAPACITIES: [Option<f64>; 4] = [None, Some(0.2), Some(0.7), Some(1.3)];
 const ARCHITECTURES: [Architecture; 6] = [
     Architecture::LLAMA,
     Architecture::LLAMA,
-    Architecture::gpt2(12),
+    Architecture::gpt2(48),
     Architecture {
         qkv_bias: true,
         ..Architecture::LLAMA
@@ -145,19 +158,24 @@ const SCHEDULES: [ScheduleKind; 5] = [
 /// From all in one bucket to one a layer.
 const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
 
-/// All meshes of at most 8 ranks, small ones first; those that combine axes come more often.
-fn meshes() -> Vec<(usize, usize, usize)> {
+/// All meshes of at most 8 ranks over dp, tp, pp and cp, and two of each; small ones first, those
+/// that combine axes more often, and those more often whose cp has two factors.
+fn meshes() -> Vec<[usize; 4]> {
     let mut all = Vec::new();
+    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     for world in 1..=8 {
-        for dp in (1..=world).filter(|dp| world % dp == 0) {
-            for tp in (1..=world / dp).filter(|tp| (world / dp) % tp == 0) {
-                let mesh = (dp, tp, world / dp / tp);
-                let combined = [mesh.0, mesh.1, mesh.2].iter().filter(|n| **n > 1).count();
-                let often = [1, 1, 3, 9][combined];
-                all.extend(std::iter::repeat_n(mesh, often));
+        for dp in divisors(world) {
+            for tp in divisors(world / dp) {
+                for pp in divisors(world / dp / tp) {
+                    let mesh = [dp, tp, pp, world / dp / tp / pp];
+                    let combined = mesh.iter().filter(|n| **n > 1).count();
+                    let often = [1, 1, 3, 9][combined] * if mesh[3] == 4 { 3 } else { 1 };
+                    all.extend(std::iter::repeat_n(mesh, often));
+                }
             }
         }
     }
+    all.extend([[2; 4]; 6]);
     all
 }
 
@@ -192,6 +210,11 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         (weighted(0.3), weighted(0.4)),
         0..MASKS.len(),
         0..BUCKETS.len(),
+        (
+            0..WAYS.len(),
+            weighted(0.4),
+            prop_oneof![1 => Just(0), 1 => 1..9_usize],
+        ),
         0..ARCHITECTURES.len(),
         (0..SCHEDULES.len(), 0..2_usize),
         (
@@ -202,7 +225,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         proptest::option::weighted(0.6, experts()),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, architecture, schedule, zero, seed, experts) = rest;
+        let (optimizer, mask, bucket, context, architecture, schedule, zero, seed, experts) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -214,6 +237,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            context,
             zero,
             architecture,
             schedule,
@@ -280,7 +304,10 @@ impl ExpertGenes {
 
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
-        let (dp, tp, pp) = meshes()[self.mesh];
+        let [dp, tp, pp, cp] = meshes()[self.mesh];
+        let (way, documents, window) = self.context;
+        let (cp_comm, mixed) = WAYS[way];
+        let mixed = mixed && cp > 2 && cp.is_multiple_of(2);
         let [sequence_parallel, hybrid, tied, any_order, clip, decay, two] = self.flags;
         let (schedule, virtual_stages) = self.kind(pp);
         let places = pp * schedule.chunks().unwrap_or(virtual_stages);
@@ -292,21 +319,27 @@ impl Genes {
             dp,
             tp,
             pp,
+            cp,
+            cp_comm,
+            ulysses_degree: mixed.then_some(cp / 2),
             sequence_parallel,
             zero_stage: self.zero.0,
-            hybrid_shard_size: self.hybrid(dp).filter(|_| hybrid),
+            hybrid_shard_size: self.hybrid(dp, cp).filter(|_| hybrid),
             schedule,
             virtual_stages,
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
-            ..Layout::single()
         };
         let micro_batch = self.batch.1 + 1;
         let batch = Batch {
             // With one key, q and k have no gradient but rounding, of which the condition of the
             // oracle, where it is zero, does not tell how much; that has a test of its own.
-            seq: self.batch.0 + 2,
+            seq: if cp == 1 {
+                self.batch.0 + 2
+            } else {
+                2 * cp * (1 + self.batch.0 / 3)
+            },
             micro_batch,
             global_batch: micro_batch * dp * self.microbatches(schedule, pp),
         };
@@ -314,10 +347,12 @@ impl Genes {
         let job = Job {
             model_name: "drawn".into(),
             model: ModelConfig {
+                window: (window > 0).then_some(window),
                 moe: self.experts.as_ref().map(|experts| experts.config(ep)),
-                ..self.model(tp, counts.iter().sum(), tied)
+                ..self.model((tp, layout.ulysses()), counts.iter().sum(), tied)
             },
             layout,
+            pack_documents: documents,
             batch,
             mask_fraction,
             dtype,
@@ -330,9 +365,12 @@ impl Genes {
     }
 
     /// Fewer replicas than all, that shard among themselves; none where nothing is sharded.
-    fn hybrid(&self, dp: usize) -> Option<usize> {
+    fn hybrid(&self, dp: usize, cp: usize) -> Option<usize> {
         let (stage, pick) = self.zero;
-        let all: Vec<usize> = (1..dp).rev().filter(|h| dp.is_multiple_of(*h)).collect();
+        let all = dp * cp;
+        let fits =
+            |h: &usize| all.is_multiple_of(*h) && (h.is_multiple_of(cp) || cp.is_multiple_of(*h));
+        let all: Vec<usize> = (1..all).rev().filter(fits).collect();
         (stage > 0 && !all.is_empty()).then(|| all[pick % all.len()])
     }
 
@@ -374,14 +412,17 @@ impl Genes {
         (counts, true)
     }
 
-    fn model(&self, tp: usize, layers: usize, tied: bool) -> ModelConfig {
-        let heads = tp * (self.heads.0 + 1);
+    fn model(&self, (tp, ulysses): (usize, usize), layers: usize, tied: bool) -> ModelConfig {
+        let heads = tp * ulysses * (self.heads.0 + 1);
+        let one = |a: usize, b: usize| a.is_multiple_of(b) || b.is_multiple_of(a);
         let fits = |kv: &usize| {
-            heads.is_multiple_of(*kv) && (kv.is_multiple_of(tp) || tp.is_multiple_of(*kv))
+            let here = (kv / tp).max(1);
+            heads.is_multiple_of(*kv) && one(*kv, tp) && one(here, ulysses)
         };
         let kv: Vec<usize> = (1..=heads).rev().filter(fits).collect();
         ModelConfig {
-            vocab: self.widths.2 + 2,
+            // A text with blank lines has the byte of a line's end.
+            vocab: self.widths.2 + if self.context.1 { 11 } else { 2 },
             hidden: self.widths.0 + 4,
             layers,
             heads,
@@ -433,11 +474,16 @@ impl Draw {
     pub fn samples(&self) -> Samples {
         let corpus = Corpus::from_bytes("(drawn)", &self.text()).expect("a text");
         let samples = Samples::new(corpus, self.job.seed, self.job.batch.seq);
-        samples.expect("a text long enough").with_mask(self.mask)
+        let samples = samples.expect("a text long enough").with_mask(self.mask);
+        samples.with_documents(self.job.pack_documents)
     }
 
     fn text(&self) -> Vec<u8> {
-        text(self.job.model.vocab, 400, self.job.seed)
+        let mut bytes = text(self.job.model.vocab, 400, self.job.seed);
+        if self.job.pack_documents {
+            blank_lines(&mut bytes, self.job.seed);
+        }
+        bytes
     }
 
     /// Valid tokens of each replica in each step.
@@ -477,6 +523,16 @@ impl Draw {
     }
 }
 
+/// Puts a blank line at every sixth place or so.
+pub fn blank_lines(bytes: &mut [u8], seed: u64) {
+    let stream = Stream::new(seed, "blank lines for tests");
+    for at in 0..bytes.len() - 1 {
+        if stream.below(at as u64, 6) == 0 {
+            bytes[at..at + 2].fill(b'\n');
+        }
+    }
+}
+
 /// Seeded bytes below `vocab`.
 pub fn text(vocab: usize, len: usize, seed: u64) -> Vec<u8> {
     let stream = Stream::new(seed, "a text for tests");
@@ -496,10 +552,19 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} cp {} {} ulysses {} documents {} window {:?}",
             l.dp,
             l.tp,
             l.pp,
+            l.cp,
+            l.cp_comm.name(),
+            l.ulysses(),
+            self.job.pack_documents,
+            m.window,
+        )?;
+        writeln!(
+            f,
+            "sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {}",
             l.sequence_parallel,
             l.zero_stage,
             l.hybrid_shard_size,

@@ -86,9 +86,9 @@ fn rebuild(
         flats.push(Arc::new(flat));
     }
     let everyone = ProcessGroup::whole(rank.mesh.world(), rank.rank)?;
-    let order = rank.groups.world.order();
     let world = rank.groups.world.subgroup(&everyone, "planted")?;
-    let (groups, _) = Groups::new(world, &rank.mesh, &by_ref(&flats), order)?;
+    let layout = &rank.job.layout;
+    let (groups, _) = Groups::new(world, &rank.mesh, &by_ref(&flats), layout)?;
     rank.groups = groups;
     let stage = ZeroStage::from_number(rank.job.layout.zero_stage)?;
     for (chunk, flat) in rank.chunks.iter_mut().zip(&flats) {

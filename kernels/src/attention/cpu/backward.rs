@@ -9,19 +9,21 @@
 
 use alloc::vec::Vec;
 
-use super::{Call, KEYS, Mask, QUERIES, blocks, by_head, cut, weight};
+use super::mask::Mask;
+use super::{Block, Call, KEYS, QUERIES, blocks, by_head, cut, weight};
 use crate::Real;
 use crate::attention::AttentionSpec;
 use crate::cpu::{Cpu, Scratch, wide};
 use crate::gemm::cpu::{same, same_mut};
 use crate::gemm::simd::{Operand, Right, Tile};
 
-/// `false` where `A` is not `T`.
+/// Writes the gradients, or adds them to what is there. `false` where `A` is not `T`.
 pub(super) fn run_as<A: Real, T: Tile>(
     cpu: &Cpu,
     x: &Call<'_, A>,
     (do_bshd, lse, delta): (&[A], &[A], &[A]),
     [dq, dk, dv]: [&mut [A]; 3],
+    add: bool,
 ) -> bool {
     let (Some(x), Some(do_bshd), Some(lse), Some(delta)) =
         (Call::<T>::of(x), same(do_bshd), same(lse), same(delta))
@@ -60,6 +62,7 @@ pub(super) fn run_as<A: Real, T: Tile>(
         do_bshd,
         lse,
         delta,
+        add,
     };
     cpu.for_each(parts, |bg, (dq, dk, dv)| {
         backward_group(&x, &y, bg / kv_heads, bg % kv_heads, dq, dk, dv);
@@ -67,11 +70,12 @@ pub(super) fn run_as<A: Real, T: Tile>(
     true
 }
 
-/// What backward gets from forward and from above.
+/// What backward gets from forward and from above, and whether it adds.
 struct Given<'a, T> {
     do_bshd: &'a [T],
     lse: &'a [T],
     delta: &'a [T],
+    add: bool,
 }
 
 /// One KV head and the query heads that read it, one after the other.
@@ -93,14 +97,17 @@ fn backward_group<T: Tile>(
     } = *x.spec;
     let (k, v) = (x.of_keys(x.k, b, g), x.of_keys(x.v, b, g));
     let (across, along) = (Right::<T>::room(d, KEYS), Right::<T>::room(KEYS, d));
-    let key_count = keys.div_ceil(KEYS);
-    let len = key_count * (2 * across + along)
+    // What nobody sees need not be packed.
+    let seen = |z: &Block| blocks(queries, QUERIES).any(|s| !Mask::new(x, b, s, *z).none);
+    let key_blocks: Vec<Block> = blocks(keys, KEYS).filter(seen).collect();
+    let len = key_blocks.len() * (2 * across + along)
         + 2 * keys * d
         + QUERIES * (2 * KEYS + d)
         + 2 * Right::<T>::room(QUERIES, d);
     let mut scratch = Scratch::take();
     let mut room = scratch.of::<T>(len);
-    let kv: Vec<_> = blocks(keys, KEYS)
+    let kv: Vec<_> = key_blocks
+        .into_iter()
         .map(|z| {
             let (k, v) = (k.from(z.first, 0), v.from(z.first, 0));
             let (n, room) = (z.len, &mut room);
@@ -128,7 +135,7 @@ fn backward_group<T: Tile>(
             let lse = &y.lse[stats + s.first..][..s.len];
             let delta = &y.delta[stats + s.first..][..s.len];
             for (z, kt, vt, k) in &kv {
-                let mask = x.mask(b, s, *z);
+                let mask = Mask::new(x, b, s, *z);
                 if mask.none {
                     continue;
                 }
@@ -152,12 +159,12 @@ fn backward_group<T: Tile>(
                 k.times(&Operand::strided(ds, z.len, 1), dq, true);
             }
             let rows = &mut dq_sd[s.first..];
-            give(dq, rows, d);
+            give(dq, rows, d, y.add);
         }
     }
     let (mut dk_zd, mut dv_zd) = (dk_zd, dv_zd);
-    give(dk, &mut dk_zd, d);
-    give(dv, &mut dv_zd, d);
+    give(dk, &mut dk_zd, d, y.add);
+    give(dv, &mut dv_zd, d, y.add);
 }
 
 /// Scores to weights, and the gradient of the weights to that of the unscaled scores.
@@ -181,11 +188,11 @@ fn differentiate<T: Real>(
     }
 }
 
-/// Writes contiguous rows to where they belong; a zero is +0.
-fn give<T: Real>(from: &[T], to: &mut [&mut [T]], d: usize) {
+/// Writes contiguous rows to where they belong, or adds them there; a zero is +0.
+fn give<T: Real>(from: &[T], to: &mut [&mut [T]], d: usize, add: bool) {
     for (to, from) in to.iter_mut().zip(from.chunks_exact(d)) {
         for (to, &x) in to.iter_mut().zip(from) {
-            *to = x + T::ZERO;
+            *to = x + if add { *to } else { T::ZERO };
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Output and log-sum-exp: one part for each query head.
+//! Output and log-sum-exp, or a carry of them: one part for each query head.
 
 use alloc::vec::Vec;
 
-use super::{Block, Call, KEYS, Mask, QUERIES, blocks, by_head, cut, weight};
+use super::mask::Mask;
+use super::{Block, Call, KEYS, QUERIES, blocks, by_head, cut, settle, weight};
 use crate::Real;
 use crate::attention::AttentionSpec;
 use crate::cpu::{Cpu, Scratch, wide};
@@ -28,13 +29,89 @@ pub(super) fn run_as<A: Real, T: Tile>(
     let outs = by_head(o, queries, heads, head_dim)
         .into_iter()
         .zip(lse.chunks_mut(queries.max(1)));
-    cpu.for_each(outs, |bh, (o_s, lse_s)| {
-        head(&x, bh / heads, bh % heads, o_s, lse_s);
+    cpu.for_each(outs, |bh, (o_sd, lse_s)| {
+        head(&x, bh / heads, bh % heads, Out::Final { o_sd, lse_s });
     });
     true
 }
 
-fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut o_sd: Vec<&mut [T]>, lse_s: &mut [T]) {
+/// The same from a carry into a carry: o, max and sum.
+pub(super) fn step_as<A: Real, T: Tile>(
+    cpu: &Cpu,
+    x: &Call<'_, A>,
+    [o, max, sum]: [&mut [A]; 3],
+) -> bool {
+    let (Some(x), Some(o), Some(max), Some(sum)) =
+        (Call::<T>::of(x), same_mut(o), same_mut(max), same_mut(sum))
+    else {
+        return false;
+    };
+    let AttentionSpec {
+        queries,
+        heads,
+        head_dim,
+        ..
+    } = *x.spec;
+    let stats = max.chunks_mut(queries.max(1));
+    let stats = stats.zip(sum.chunks_mut(queries.max(1)));
+    let outs = by_head(o, queries, heads, head_dim).into_iter().zip(stats);
+    cpu.for_each(outs, |bh, (o_sd, (max_s, sum_s))| {
+        let carry = Out::Carry { o_sd, max_s, sum_s };
+        head(&x, bh / heads, bh % heads, carry);
+    });
+    true
+}
+
+/// Where one head's rows begin and end.
+enum Out<'a, T> {
+    /// At nothing, and normalised.
+    Final {
+        o_sd: Vec<&'a mut [T]>,
+        lse_s: &'a mut [T],
+    },
+    /// As an earlier step left them, and as this one does.
+    Carry {
+        o_sd: Vec<&'a mut [T]>,
+        max_s: &'a mut [T],
+        sum_s: &'a mut [T],
+    },
+}
+
+impl<T: Real> Out<'_, T> {
+    /// Fills the running rows of a block of queries.
+    fn begin(&self, s: Block, d: usize, acc: &mut [T], max: &mut [T], sum: &mut [T]) {
+        acc.fill(T::ZERO);
+        max.fill(T::NEG_INFINITY);
+        sum.fill(T::ZERO);
+        if let Self::Carry { o_sd, max_s, sum_s } = self {
+            for (i, acc) in acc.chunks_exact_mut(d).enumerate() {
+                if sum_s[s.first + i] > T::ZERO {
+                    acc.copy_from_slice(o_sd[s.first + i]);
+                    (max[i], sum[i]) = (max_s[s.first + i], sum_s[s.first + i]);
+                }
+            }
+        }
+    }
+
+    /// Takes the running rows of a block of queries.
+    fn end(&mut self, s: Block, d: usize, acc: &[T], max: &[T], sum: &[T]) {
+        for (i, acc) in acc.chunks_exact(d).enumerate() {
+            let (row, stats) = (s.first + i, (max[i], sum[i]));
+            match self {
+                Self::Final { o_sd, lse_s } => {
+                    let o = &mut *o_sd[row];
+                    lse_s[row] = settle(acc, stats, |i, x| o[i] = x);
+                }
+                Self::Carry { o_sd, max_s, sum_s } => {
+                    o_sd[row].copy_from_slice(acc);
+                    (max_s[row], sum_s[row]) = stats;
+                }
+            }
+        }
+    }
+}
+
+fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut out: Out<'_, T>) {
     let AttentionSpec {
         queries,
         keys,
@@ -47,12 +124,15 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut o_sd: Vec<&mut [T]>, l
         x.of_keys(x.k, b, g),
         x.of_keys(x.v, b, g),
     );
-    let key_blocks = blocks(keys, KEYS);
-    let packed = |z: Block| Right::<T>::room(d, z.len) + Right::<T>::room(z.len, d);
+    // What nobody sees need not be packed.
+    let seen = |z: &Block| blocks(queries, QUERIES).any(|s| !Mask::new(x, b, s, *z).none);
+    let key_blocks: Vec<Block> = blocks(keys, KEYS).filter(seen).collect();
+    let packed = |z: &Block| Right::<T>::room(d, z.len) + Right::<T>::room(z.len, d);
     let mut scratch = Scratch::take();
-    let len = key_blocks.clone().map(packed).sum::<usize>() + QUERIES * (KEYS + d + 3);
+    let len = key_blocks.iter().map(packed).sum::<usize>() + QUERIES * (KEYS + d + 3);
     let mut room = scratch.of::<T>(len);
     let kv: Vec<_> = key_blocks
+        .into_iter()
         .map(|z| {
             let kt_room = cut(&mut room, Right::<T>::room(d, z.len));
             let v_room = cut(&mut room, Right::<T>::room(z.len, d));
@@ -65,12 +145,10 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut o_sd: Vec<&mut [T]>, l
         let mut room = &mut *room;
         let acc = cut(&mut room, s.len * d);
         let [max, sum, fade] = [(); 3].map(|()| cut(&mut room, s.len));
-        acc.fill(T::ZERO);
-        max.fill(T::NEG_INFINITY);
-        sum.fill(T::ZERO);
+        out.begin(s, d, acc, max, sum);
         let q = q.from(s.first, 0);
         for (z, kt, v) in &kv {
-            let mask = x.mask(b, s, *z);
+            let mask = Mask::new(x, b, s, *z);
             if mask.none {
                 continue;
             }
@@ -89,18 +167,7 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut o_sd: Vec<&mut [T]>, l
             );
             v.times(&Operand::strided(p, z.len, 1), acc, true);
         }
-        for (i, acc) in acc.chunks_exact(d).enumerate() {
-            let seen = sum[i] > T::ZERO;
-            let norm = if seen { T::ONE / sum[i] } else { T::ZERO };
-            for (o, &x) in o_sd[s.first + i].iter_mut().zip(acc) {
-                *o = x * norm + T::ZERO;
-            }
-            lse_s[s.first + i] = if seen {
-                max[i] + sum[i].ln()
-            } else {
-                T::NEG_INFINITY
-            };
-        }
+        out.end(s, d, acc, max, sum);
     }
 }
 
@@ -108,7 +175,7 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut o_sd: Vec<&mut [T]>, l
 /// done for all rows before the next: within one row they would wait for each other.
 #[inline(always)]
 fn soften<T: Real>(p: &mut [T], mask: &Mask<'_>, scale: T, [max, sum, fade]: [&mut [T]; 3]) {
-    let keys = mask.k_pos.len();
+    let keys = mask.keys();
     for (i, row) in p.chunks_exact_mut(keys).enumerate() {
         for x in row.iter_mut() {
             *x *= scale;

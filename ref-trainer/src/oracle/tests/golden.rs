@@ -63,6 +63,7 @@ fn hugging_face_computes_the_same() {
         norm_eps: 1e-5,
         tied: false,
         moe: None,
+        window: None,
         architecture: Architecture::LLAMA,
     };
     let mut params = Params::new();
@@ -77,6 +78,7 @@ fn hugging_face_computes_the_same() {
     let sample = |s: u32| Sample {
         tokens: (0..10).map(|t| (5 * t * t + 3 * t + s) % 13).collect(),
         mask: (0..9).map(|t| !(t + s).is_multiple_of(4)).collect(),
+        documents: vec![],
     };
     let result = step(&config, &params, &[sample(0), sample(1)]).unwrap();
     assert!((result.loss - LOSS).abs() < 1e-12, "{}", result.loss);

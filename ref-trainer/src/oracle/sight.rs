@@ -1,0 +1,34 @@
+//! Where the tokens of a microbatch stand, and how far back they see.
+
+use crate::data::Sample;
+
+/// Of each token t, counted over the samples of a microbatch: its position, and the first token
+/// that it sees; it sees from there to itself.
+pub(super) struct Sight {
+    pub(super) positions: Vec<usize>,
+    pub(super) first: Vec<usize>,
+}
+
+impl Sight {
+    /// Positions begin anew in each sample and in each document, and nobody sees into another. Of a
+    /// window, a token itself is the last.
+    pub(super) fn new(samples: &[Sample], window: Option<usize>) -> Self {
+        let (mut positions, mut first) = (vec![], vec![]);
+        for sample in samples {
+            let (start, documents) = (positions.len(), &sample.documents);
+            let mut begin = start;
+            for t in start..start + sample.mask.len() {
+                let here = t - start;
+                if !documents.is_empty() && here > 0 && documents[here] != documents[here - 1] {
+                    begin = t;
+                }
+                positions.push(t - begin);
+                first.push(match window {
+                    Some(window) => begin.max((t + 1).saturating_sub(window)),
+                    None => begin,
+                });
+            }
+        }
+        Self { positions, first }
+    }
+}
