@@ -25,7 +25,7 @@ use crate::{
     DType, Element, Error, Order, ProcessGroup, ReduceOp, Result,
     performer::{View, fits},
     plan::{CollectiveShape as Shape, Plan},
-    transport::Transport,
+    transport::{Site, Transport},
 };
 
 mod act;
@@ -164,6 +164,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_gather`].
+    #[track_caller]
     pub fn split(&self, color: i64, key: i64) -> Result<Self> {
         let mut pairs = std::vec![0i64; 2 * self.world()];
         self.all_gather(&[color, key], &mut pairs)?;
@@ -186,6 +187,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::PeerLost`], [`Error::Timeout`], [`Error::Aborted`].
+    #[track_caller]
     pub fn all_reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp) -> Result<()> {
         let len = buffer.len();
         self.perform(Shape::AllReduce { len }, Some(op), whole(buffer))
@@ -195,6 +197,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn all_reduce_into<E: Element>(
         &self,
         input: &[E],
@@ -213,6 +216,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn reduce_scatter<E: Element>(
         &self,
         input: &[E],
@@ -227,6 +231,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], [`Error::Len`], and [`Error::Plan`] for bad counts.
+    #[track_caller]
     pub fn reduce_scatter_v<E: Element>(
         &self,
         input: &[E],
@@ -244,6 +249,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
+    #[track_caller]
     pub fn reduce_scatter_in_place<E: Element>(
         &self,
         buffer: &mut [E],
@@ -269,6 +275,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn all_gather<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
         let counts = std::vec![input.len(); self.world()];
         self.all_gather_v(input, output, &counts)
@@ -278,6 +285,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
+    #[track_caller]
     pub fn all_gather_v<E: Element>(
         &self,
         input: &[E],
@@ -294,6 +302,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
+    #[track_caller]
     pub fn all_gather_in_place<E: Element>(
         &self,
         buffer: &mut [E],
@@ -318,6 +327,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Plan`] where `root` is no rank.
+    #[track_caller]
     pub fn broadcast<E: Element>(&self, buffer: &mut [E], root: usize) -> Result<()> {
         let len = buffer.len();
         self.perform(Shape::Broadcast { len, root }, None, whole(buffer))
@@ -327,6 +337,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::broadcast`].
+    #[track_caller]
     pub fn reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp, root: usize) -> Result<()> {
         let len = buffer.len();
         self.perform(Shape::Reduce { len, root }, Some(op), whole(buffer))
@@ -337,6 +348,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::broadcast`], and [`Error::Len`].
+    #[track_caller]
     pub fn gather<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
         let counts = std::vec![input.len(); self.world()];
         self.gather_v(input, output, &counts, root)
@@ -346,6 +358,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::gather`], and [`Error::Plan`] for bad counts.
+    #[track_caller]
     pub fn gather_v<E: Element>(
         &self,
         input: &[E],
@@ -365,6 +378,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::gather`].
+    #[track_caller]
     pub fn scatter<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
         let counts = std::vec![output.len(); self.world()];
         self.scatter_v(input, output, &counts, root)
@@ -374,6 +388,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::gather_v`].
+    #[track_caller]
     pub fn scatter_v<E: Element>(
         &self,
         input: &[E],
@@ -392,6 +407,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn all_to_all<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
         let world = self.world();
         if !input.len().is_multiple_of(world) {
@@ -412,6 +428,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`], and [`Error::Message`].
+    #[track_caller]
     pub fn all_to_all_v<E: Element>(
         &self,
         input: &[E],
@@ -430,6 +447,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`].
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let view: View<'_, u8> = View::Apart {
             input: &[],
@@ -439,6 +457,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     }
 
     /// On this thread where nothing is under way, else on the worker with a copy.
+    #[track_caller]
     fn perform<E: Element>(
         &self,
         shape: Shape,
@@ -465,6 +484,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         Ok(())
     }
 
+    #[track_caller]
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
         let plan = Plan::chosen(shape, self.world(), dtype, self.order)?;
         Ok(Run {
@@ -472,6 +492,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             dtype,
             redop,
             order: self.order,
+            site: Site::here(),
             performer: None,
         })
     }

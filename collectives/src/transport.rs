@@ -26,6 +26,9 @@ pub mod delay;
 #[cfg(feature = "std")]
 pub mod local;
 pub mod sim;
+mod site;
+
+pub use site::Site;
 
 /// One rank's end of one group.
 pub trait Transport {
@@ -210,8 +213,9 @@ impl Message {
     }
 }
 
-/// A collective as one rank called it: what must be equal on all ranks of the group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A collective as one rank called it: what must be equal on all ranks of the group, and where in
+/// the program it was called, which may differ and is not compared.
+#[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// The number of the call on its group, from 0.
     pub sequence: u64,
@@ -229,7 +233,21 @@ pub struct Call {
     pub redop: Option<ReduceOp>,
     /// The order asked for.
     pub order: Order,
+    /// Where in the program it was called, if that is known.
+    pub site: Option<Site>,
 }
+
+impl PartialEq for Call {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |c: &Self| {
+            let shape = (c.sequence, c.operation, c.dtype, c.len, c.counts);
+            (shape, c.root, c.redop, c.order)
+        };
+        key(self) == key(other)
+    }
+}
+
+impl Eq for Call {}
 
 impl Call {
     /// The call of `shape` as number `sequence`.
@@ -256,7 +274,15 @@ impl Call {
             root: shape.root(),
             redop: redop.filter(|_| operation.folds()),
             order,
+            site: None,
         }
+    }
+
+    /// The same, called at `site`.
+    #[must_use]
+    pub fn at(mut self, site: Site) -> Self {
+        self.site = Some(site);
+        self
     }
 }
 
@@ -278,7 +304,8 @@ impl fmt::Display for Call {
         if self.order != Order::Rank {
             text += &format!(", order {}", self.order);
         }
-        write!(f, "{text})")
+        write!(f, "{text})")?;
+        self.site.map_or(Ok(()), |site| write!(f, " at {site}"))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     DType, Element, Order, ReduceOp, Result,
     performer::{Link, Performer, View},
     plan::Plan,
-    transport::{Call, Message, Tag, Transport, Wait},
+    transport::{Call, Message, Site, Tag, Transport, Wait},
 };
 
 /// An operation that goes as far as it can and then says what it waits for.
@@ -55,6 +55,7 @@ pub(super) struct Run {
     pub(super) dtype: DType,
     pub(super) redop: Option<ReduceOp>,
     pub(super) order: Order,
+    pub(super) site: Site,
     pub(super) performer: Option<Performer>,
 }
 
@@ -76,7 +77,8 @@ impl Run {
                     dtype,
                     self.redop,
                     self.order,
-                );
+                )
+                .at(self.site);
                 *sequence += 1;
                 none.insert(Performer::begin(plan, call, link)?)
             }
