@@ -49,6 +49,8 @@ pub mod pending;
 pub mod performer;
 pub mod placement;
 pub mod plan;
+#[cfg(feature = "std")]
+pub mod store;
 pub mod transport;
 
 pub use element::{DType, Element, ReduceOp};

@@ -8,6 +8,7 @@
 //!      |
 //!      +-- sim    all ranks in one thread, seeded      +-- local   ranks are threads (std)
 //!      +-- delay  wraps another, each message takes time
+//!      +-- socket ranks are processes, over tcp or unix sockets (std, unix)
 //! ```
 //!
 //! `try_send` and `try_recv` never wait. Whoever has nothing left to do calls [`Transport::park`],
@@ -27,6 +28,8 @@ pub mod delay;
 pub mod local;
 pub mod sim;
 mod site;
+#[cfg(all(feature = "std", unix))]
+pub mod socket;
 
 pub use site::Site;
 
@@ -70,6 +73,11 @@ pub trait Transport {
     /// # Errors
     /// As [`Transport::announce`], and [`Error::PeerLost`] where a rank left before it.
     fn confirmed(&mut self, sequence: u64) -> Result<bool>;
+
+    /// A member that has not announced this number, where that is known; for reports.
+    fn absent(&self, _sequence: u64) -> Option<usize> {
+        None
+    }
 
     /// Sleeps until one of `wait` may have come true, the group is poisoned, somebody called
     /// [`Control::wake`], or `timeout` is over. It may return early at any time, never late.
@@ -164,6 +172,19 @@ impl Message {
             due: 0,
             len,
             words: storage,
+        }
+    }
+
+    /// A message of `len` elements that are the first bytes of `words`.
+    #[cfg(all(feature = "std", unix))]
+    pub(crate) fn from_words(tag: Tag, dtype: DType, len: usize, mut words: Vec<u64>) -> Self {
+        words.resize((len * dtype.bytes()).div_ceil(8), 0);
+        Self {
+            tag,
+            dtype,
+            due: 0,
+            len,
+            words,
         }
     }
 
