@@ -130,17 +130,13 @@ const CLIENTS: usize = 16 << 10;
 const LINGER: Duration = Duration::from_secs(10);
 
 impl StoreServer {
-    /// Listens on the first free port of `ports`; on loopback only, or on every interface.
+    /// Listens on the first free port of `ports`: where `host` is a loopback address, only there, else
+    /// on every interface.
     ///
     /// # Errors
     /// [`Error::System`] with the address where no port is free.
-    pub fn start(
-        ports: RangeInclusive<u16>,
-        loopback: bool,
-        run: &str,
-        secret: &[u8],
-    ) -> Result<Self> {
-        let listener = Listener::tcp(ports, loopback)?;
+    pub fn start(ports: RangeInclusive<u16>, host: &str, run: &str, secret: &[u8]) -> Result<Self> {
+        let listener = Listener::tcp(ports, host)?;
         let port = listener.port();
         let shared = Arc::new(Shared {
             me: identity(run, secret),

@@ -123,9 +123,8 @@ impl Join {
             Some(host) => host.clone(),
             None => store.host().unwrap_or_else(|| String::from("127.0.0.1")),
         };
-        let loopback = host == "localhost" || host.parse().is_ok_and(loopback);
         let listener = match self.kind {
-            Kind::Tcp => Listener::tcp(self.ports.clone(), loopback)?,
+            Kind::Tcp => Listener::tcp(self.ports.clone(), &host)?,
             Kind::Unix => Listener::unix()?,
         };
         let address = listener.address(&host);
@@ -281,10 +280,6 @@ type Streams = Vec<Option<Stream>>;
 
 fn vec_of_none(n: usize) -> Streams {
     (0..n).map(|_| None).collect()
-}
-
-fn loopback(ip: std::net::IpAddr) -> bool {
-    ip.is_loopback()
 }
 
 fn left(until: Instant) -> Duration {

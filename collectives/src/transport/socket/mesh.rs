@@ -143,10 +143,7 @@ impl Mesh {
             if let Some(Some(cause)) = registry.gone.get(rank) {
                 group.fail(cause.clone());
             }
-            if self
-                .peer(*rank)
-                .is_some_and(|peer| peer.bye.load(Ordering::Acquire))
-            {
+            if self.has_left(registry, *rank) {
                 group.leave(place);
             }
         }
@@ -385,6 +382,7 @@ impl Mesh {
             }
             Note::Leave(None) => {
                 lock(&self.registry).gone.entry(from).or_insert(None);
+                self.see_off(from);
             }
             Note::Leave(Some(cause)) => self.failed(from, cause),
         }
@@ -416,6 +414,20 @@ impl Mesh {
     fn bye(&self, rank: usize) {
         if let Some(peer) = self.peer(rank) {
             peer.bye.store(true, Ordering::Release);
+        }
+        self.see_off(rank);
+    }
+
+    /// Whether a rank has left in good order: both its connections have said so, each after all
+    /// else that it had to say.
+    fn has_left(&self, registry: &Registry, rank: usize) -> bool {
+        let bye = |peer: &Peer| peer.bye.load(Ordering::Acquire);
+        registry.gone.get(&rank) == Some(&None) && self.peer(rank).is_some_and(bye)
+    }
+
+    fn see_off(&self, rank: usize) {
+        if !self.has_left(&lock(&self.registry), rank) {
+            return;
         }
         for group in self.live() {
             if let Some(place) = group.ranks.iter().position(|&r| r == rank) {

@@ -21,6 +21,7 @@ use std::{
     string::{String, ToString},
     thread,
     time::{Duration, Instant},
+    vec,
     vec::Vec,
 };
 
@@ -156,17 +157,21 @@ impl AsFd for Listener {
 }
 
 impl Listener {
-    /// Listens on the first free port of `ports` (0: any), on loopback only or on all interfaces.
-    pub(crate) fn tcp(ports: RangeInclusive<u16>, loopback: bool) -> Result<Self> {
-        let hosts: [IpAddr; 2] = if loopback {
-            [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
-        } else {
+    /// Listens on the first free port of `ports` (0: any): where `host` is this host's loopback, only
+    /// there, else on all interfaces.
+    pub(crate) fn tcp(ports: RangeInclusive<u16>, host: &str) -> Result<Self> {
+        let ip = match host {
+            "localhost" => Some(Ipv4Addr::LOCALHOST.into()),
+            other => other.trim_matches(['[', ']']).parse().ok(),
+        };
+        let hosts = match ip.filter(IpAddr::is_loopback) {
+            Some(ip) => vec![ip],
             // The first serves both families where the system has IPv6.
-            [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()]
+            None => vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()],
         };
         let mut last = String::new();
         for port in ports.clone() {
-            for host in hosts {
+            for &host in &hosts {
                 match TcpListener::bind(SocketAddr::new(host, port)) {
                     Ok(listener) => return Self::ready(Self::Tcp(listener)),
                     Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
