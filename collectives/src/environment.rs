@@ -416,13 +416,19 @@ fn slurm(env: &Env<'_>) -> Result<Option<Place>> {
         .text("SLURM_JOB_ID")
         .or_else(|| env.text("SLURM_JOBID"))
         .unwrap_or("0");
-    let number: u64 = job.parse().map_err(|_| wrong("SLURM_JOB_ID", job, "a number"))?;
+    let number: u64 = job
+        .parse()
+        .map_err(|_| wrong("SLURM_JOB_ID", job, "a number"))?;
     // As JAX has it: ports above those that systems give away.
     let port = (number % 4096) as u16 + 61_440;
     let meeting = match env.master("", port)? {
         Some((host, port)) => at(host, port, 0),
         None => {
-            let name = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+            let name = [
+                "SLURM_STEP_NODELIST",
+                "SLURM_JOB_NODELIST",
+                "SLURM_NODELIST",
+            ];
             let list = name.into_iter().find_map(|name| env.text(name));
             let list = list.ok_or_else(|| {
                 Error::Environment(String::from(

@@ -39,6 +39,8 @@ pub mod chunk;
 #[cfg(feature = "std")]
 pub mod communicator;
 pub mod element;
+#[cfg(feature = "std")]
+pub mod environment;
 pub mod error;
 pub mod group;
 pub mod ledger;
@@ -49,6 +51,8 @@ pub mod pending;
 pub mod performer;
 pub mod placement;
 pub mod plan;
+#[cfg(all(feature = "std", unix))]
+pub mod process;
 #[cfg(feature = "std")]
 pub mod store;
 pub mod transport;
@@ -67,6 +71,12 @@ pub use {
     communicator::{Communicator, Stats},
     pending::{Done, Gate, Pending},
     transport::local::{Local, World},
+};
+
+#[cfg(all(feature = "std", unix))]
+pub use {
+    process::{Process, from_env},
+    transport::socket::Sockets,
 };
 
 #[cfg(all(doctest, feature = "std"))]

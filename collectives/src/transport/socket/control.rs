@@ -58,6 +58,17 @@ pub enum Note {
     Cause(Error),
     /// I leave: in good order, or for this cause.
     Leave(Option<Error>),
+    /// Those who are left of the run meet here for their next generation.
+    Meet {
+        /// The generation.
+        generation: u32,
+        /// Where.
+        host: String,
+        /// On which port.
+        port: u16,
+        /// Their ranks in this generation, in the order of the next.
+        members: Vec<usize>,
+    },
 }
 
 impl Note {
@@ -84,6 +95,19 @@ impl Note {
             Self::Leave(Some(cause)) => {
                 w.u8(5);
                 put_error(&mut w, cause);
+            }
+            Self::Meet {
+                generation,
+                host,
+                port,
+                members,
+            } => {
+                w.u8(6);
+                w.u32(*generation);
+                w.text(host);
+                w.u32(u32::from(*port));
+                w.u32(members.len() as u32);
+                members.iter().for_each(|&rank| w.u32(rank as u32));
             }
         }
         let mut note = Vec::with_capacity(8 + w.0.len());
@@ -126,13 +150,24 @@ impl Note {
             3 => Self::Cause(get_error(r)?),
             4 => Self::Leave(None),
             5 => Self::Leave(Some(get_error(r)?)),
+            6 => {
+                let (generation, host) = (r.u32()?, r.text()?);
+                let port = u16::try_from(r.u32()?).ok()?;
+                let members = (0..r.u32()?).map(|_| r.u32().map(|rank| rank as usize));
+                Self::Meet {
+                    generation,
+                    host,
+                    port,
+                    members: members.collect::<Option<_>>()?,
+                }
+            }
             _ => return None,
         })
     }
 }
 
-/// Four texts of the longest kind and some numbers.
-const MAX_NOTE: u32 = 80 << 10;
+/// Four texts of the longest kind, or the ranks of a large run.
+const MAX_NOTE: u32 = 256 << 10;
 
 /// All control connections of one rank.
 #[derive(Debug)]

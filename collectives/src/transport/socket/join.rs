@@ -117,7 +117,7 @@ impl Join {
             )));
         }
         if self.world == 1 {
-            return self.seat(vec_of_none(1), vec_of_none(1));
+            return self.alone();
         }
         let host = match &self.host {
             Some(host) => host.clone(),
@@ -152,6 +152,11 @@ impl Join {
         let _ = thread.join();
         let (data, control) = outcome?;
         self.seat(data, control)
+    }
+
+    /// A world of one, which needs nobody.
+    pub(crate) fn alone(&self) -> Result<Seat> {
+        self.seat(vec_of_none(1), vec_of_none(1))
     }
 
     fn identity(&self) -> Identity {

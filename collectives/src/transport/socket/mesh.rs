@@ -5,10 +5,11 @@ use std::{
     format,
     string::{String, ToString},
     sync::{
-        Arc, Mutex, PoisonError, RwLock, Weak,
+        Arc, Condvar, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
     vec::Vec,
 };
 
@@ -39,7 +40,12 @@ pub(super) struct Mesh {
     registry: Mutex<Registry>,
     /// Threads that outlived their communicator.
     pub(super) adopted: Mutex<Vec<JoinHandle<()>>>,
+    /// The last meeting that was told, and its bell.
+    meeting: (Mutex<Option<Meeting>>, Condvar),
 }
+
+/// Generation, host, port and members of a rebuilt run.
+type Meeting = (u32, String, u16, Vec<usize>);
 
 /// The data connection to another rank.
 #[derive(Debug)]
@@ -100,6 +106,7 @@ impl Mesh {
             groups: RwLock::default(),
             registry: Mutex::default(),
             adopted: Mutex::default(),
+            meeting: Default::default(),
         }
     }
 
@@ -385,6 +392,15 @@ impl Mesh {
                 self.see_off(from);
             }
             Note::Leave(Some(cause)) => self.failed(from, cause),
+            Note::Meet {
+                generation,
+                host,
+                port,
+                members,
+            } => {
+                *lock(&self.meeting.0) = Some((generation, host, port, members));
+                self.meeting.1.notify_all();
+            }
         }
     }
 
@@ -443,6 +459,42 @@ impl Mesh {
             registry.cause.get_or_insert(failure).clone()
         });
         self.plane.tell_all(&Note::Leave(cause));
+    }
+
+    pub(super) fn await_meeting(
+        &self,
+        generation: u32,
+        timeout: Duration,
+    ) -> Option<(String, u16, Vec<usize>)> {
+        let until = Instant::now() + timeout;
+        let mut meeting = lock(&self.meeting.0);
+        loop {
+            if let Some((told, host, port, members)) = &*meeting
+                && *told == generation
+            {
+                return Some((host.clone(), *port, members.clone()));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            meeting = self
+                .meeting
+                .1
+                .wait_timeout(meeting, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Whether anything has gone wrong.
+    pub(super) fn failing(&self) -> bool {
+        lock(&self.registry).cause.is_some()
+    }
+
+    /// Ranks that have ended.
+    pub(super) fn gone(&self) -> Vec<usize> {
+        lock(&self.registry).gone.keys().copied().collect()
     }
 
     /// Ranks known to be lost.

@@ -33,6 +33,9 @@ pub struct Seat {
 /// How long the end of a rank waits for a peer to take in what was sent to it.
 const LINGER: Duration = Duration::from_secs(30);
 
+/// The same where something in the run has failed.
+const BRIEFLY: Duration = Duration::from_millis(300);
+
 impl Seat {
     pub(super) fn new(mesh: Mesh) -> Result<Self> {
         let mesh = Arc::new(mesh);
@@ -72,6 +75,31 @@ impl Seat {
     #[must_use]
     pub fn lost(&self) -> Vec<usize> {
         self.mesh.lost()
+    }
+
+    /// Ranks that have ended in whatever way, in order.
+    #[must_use]
+    pub fn gone(&self) -> Vec<usize> {
+        self.mesh.gone()
+    }
+
+    /// Tells the others where those who are left meet for the next generation.
+    pub(crate) fn tell_meeting(&self, generation: u32, host: &str, port: u16, members: &[usize]) {
+        self.mesh.plane.tell_all(&Note::Meet {
+            generation,
+            host: host.to_string(),
+            port,
+            members: members.to_vec(),
+        });
+    }
+
+    /// Where to meet for this generation, as soon as somebody says it.
+    pub(crate) fn await_meeting(
+        &self,
+        generation: u32,
+        timeout: Duration,
+    ) -> Option<(String, u16, Vec<usize>)> {
+        self.mesh.await_meeting(generation, timeout)
     }
 
     /// An endpoint of the group of all ranks, named `world`. The k-th call of one rank belongs to
@@ -179,7 +207,9 @@ impl Seat {
         for rank in 0..mesh.world {
             mesh.push(rank, bye, Vec::new());
         }
-        let until = Instant::now() + LINGER;
+        // After a failure nobody may be reading.
+        let linger = if mesh.failing() { BRIEFLY } else { LINGER };
+        let until = Instant::now() + linger;
         loop {
             let unsent: Vec<usize> = (0..mesh.world)
                 .filter(|&rank| {
