@@ -61,6 +61,13 @@ pub enum Meeting {
         /// The ports that rank 0 may take.
         ports: RangeInclusive<u16>,
     },
+    /// Somebody else serves a store there: our launcher.
+    Store {
+        /// Name or address.
+        host: String,
+        /// The port.
+        port: u16,
+    },
     /// A folder of the one host, by a key that all ranks have; none: the parent process.
     Folder(Option<String>),
 }
@@ -139,6 +146,9 @@ impl Place {
         Ok(self)
     }
 }
+
+/// The run of [`Family::Ours`] without its `QUINTET_RUN_ID`.
+pub(crate) const OURS: &str = "ours";
 
 struct Env<'a>(&'a Variables);
 
@@ -248,6 +258,9 @@ fn ours(env: &Env<'_>) -> Result<Option<Place>> {
     let world = env.needed("QUINTET_WORLD_SIZE", "QUINTET_RANK")?;
     let meeting = match (env.text("QUINTET_STORE"), env.master("QUINTET_", PORT)?) {
         (Some(folder), _) => Meeting::Folder(Some(folder.to_string())),
+        (None, Some((host, port))) if env.text("QUINTET_MASTER_SERVED").is_some() => {
+            Meeting::Store { host, port }
+        }
         (None, Some((host, port))) => at(host, port, 0),
         (None, None) if world == 1 => Meeting::Nowhere,
         (None, None) => {
@@ -263,7 +276,7 @@ fn ours(env: &Env<'_>) -> Result<Option<Place>> {
         local_rank: env.number("QUINTET_LOCAL_RANK")?,
         local_world: env.number("QUINTET_LOCAL_WORLD_SIZE")?,
         meeting,
-        run: String::from("ours"),
+        run: String::from(OURS),
     }))
 }
 

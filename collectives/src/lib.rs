@@ -43,6 +43,8 @@ pub mod element;
 pub mod environment;
 pub mod error;
 pub mod group;
+#[cfg(all(feature = "std", unix))]
+pub mod launch;
 pub mod ledger;
 pub mod mesh;
 pub mod order;

@@ -19,6 +19,7 @@ use std::{
 use crate::{
     Communicator, Error, Result,
     environment::{Meeting, Place, Variables},
+    launch,
     store::{FileStore, Store, StoreServer, TcpStore},
     transport::socket::{Join, Kind, Seat, Sockets},
 };
@@ -40,6 +41,7 @@ use crate::{
 /// where the others are not found.
 pub fn from_env() -> Result<Process> {
     let variables = environment();
+    launch::tie(&variables)?;
     Process::join(Place::parse(&variables)?, Options::parse(&variables)?)
 }
 
@@ -162,6 +164,11 @@ impl Process {
                 found.store = Some(std::boxed::Box::new(FileStore::new(&path)?));
                 // Only made where it is to go: dropping one removes it.
                 found.folder = (named.is_none() && place.rank == 0).then(|| Folder(path));
+            }
+            Meeting::Store { host: name, port } => {
+                let (run, secret) = (&place.run, &options.secret);
+                let store = TcpStore::connect(name, *port..=*port, run, secret, options.timeout)?;
+                found.store = Some(std::boxed::Box::new(store));
             }
             Meeting::Host { host: name, ports } => {
                 let (run, secret) = (&place.run, &options.secret);

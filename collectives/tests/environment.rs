@@ -25,6 +25,7 @@ fn said(text: &str) -> String {
                 Meeting::Host { host, ports } => {
                     format!("{host}:{}-{}", ports.start(), ports.end())
                 }
+                Meeting::Store { host, port } => format!("store {host}:{port}"),
                 Meeting::Folder(key) => format!("folder {}", key.as_deref().unwrap_or("parent")),
             };
             format!(
@@ -120,6 +121,10 @@ fn launchers_are_understood() {
         (
             "QUINTET_RANK=0 QUINTET_WORLD_SIZE=2 QUINTET_MASTER_ADDR=h QUINTET_MASTER_PORT=3 QUINTET_RUN_ID=r1",
             "Ours 0/2 ?/? h:3 r1/ours".into(),
+        ),
+        (
+            "QUINTET_RANK=1 QUINTET_WORLD_SIZE=2 QUINTET_MASTER_ADDR=h QUINTET_MASTER_PORT=3 QUINTET_MASTER_SERVED=1",
+            "Ours 1/2 ?/? store h:3 ours".into(),
         ),
     ] {
         assert_eq!(said(env), expected, "{env}");

@@ -363,7 +363,7 @@ impl TcpStore {
                         continue;
                     }
                 };
-                let by = until.min(Instant::now() + Duration::from_secs(2));
+                let by = until.min(Instant::now() + Duration::from_secs(1));
                 match introduce(&stream, &self.me, STORE, Purpose::Store, by) {
                     Ok(()) => {
                         stream.tune();
