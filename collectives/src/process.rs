@@ -96,11 +96,14 @@ impl Options {
         let wrong = |name: &str, what: &str| {
             Error::Environment(format!("{name} is {:?}, which is not {what}", text(name)))
         };
-        let mut options = Self::default();
-        options.kind = match text("QUINTET_TRANSPORT") {
+        let kind = match text("QUINTET_TRANSPORT") {
             None | Some("tcp") => Kind::Tcp,
             Some("unix") => Kind::Unix,
             Some(_) => return Err(wrong("QUINTET_TRANSPORT", "tcp or unix")),
+        };
+        let mut options = Self {
+            kind,
+            ..Self::default()
         };
         options.secret = text("QUINTET_SECRET").unwrap_or("").as_bytes().to_vec();
         if let Some(seconds) = text("QUINTET_TIMEOUT") {

@@ -17,6 +17,8 @@ mod tcp;
 
 pub use file::FileStore;
 #[cfg(unix)]
+pub(crate) use tcp::is_request;
+#[cfg(unix)]
 pub use tcp::{StoreServer, TcpStore};
 
 /// A key-value store that several processes share.

@@ -3,19 +3,26 @@
 //! thousand seeded inputs; `fuzz_targets/` wraps the same bodies for libFuzzer.
 
 mod bytes;
+mod environment;
 mod layout;
 mod mesh;
+mod wire;
 
+pub use environment::environment;
 pub use layout::layout;
 pub use mesh::{mesh, placement, runs};
+pub use wire::{frames, rendezvous};
 
 /// A body by name.
 pub type Body = fn(&[u8]);
 
 /// All bodies.
-pub const BODIES: [(&str, Body); 4] = [
+pub const BODIES: [(&str, Body); 7] = [
     ("mesh", mesh),
     ("placement", placement),
     ("runs", runs),
     ("layout", layout),
+    ("frames", frames),
+    ("rendezvous", rendezvous),
+    ("environment", environment),
 ];

@@ -51,7 +51,7 @@ fn identity(run: &str, secret: &[u8]) -> Identity {
 
 /// What is asked of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Request {
+struct Request {
     op: Op,
     key: String,
     value: Vec<u8>,
@@ -81,7 +81,7 @@ impl Request {
     }
 
     /// Reads what `encode` wrote; none for anything else.
-    pub(crate) fn decode(body: &[u8]) -> Option<Self> {
+    fn decode(body: &[u8]) -> Option<Self> {
         let (op, rest) = body.split_first()?;
         let op = *OPS.get(usize::from(*op))?;
         let (key, rest) = part(rest)?;
@@ -100,6 +100,11 @@ impl Request {
 fn part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)
+}
+
+/// Whether bytes are the body of a request.
+pub(crate) fn is_request(body: &[u8]) -> bool {
+    Request::decode(body).is_some()
 }
 
 const DONE: u8 = 0;

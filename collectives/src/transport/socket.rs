@@ -359,6 +359,25 @@ impl Control for Handle {
     }
 }
 
+/// What bytes that were seen on a wire are: the name of a message of ours that they begin with.
+///
+/// ```
+/// use quintet_collectives::transport::socket::{control::Note, identify};
+/// assert_eq!(identify(&Note::Abort { rank: 3 }.encode()), Some("note"));
+/// assert_eq!(identify(b"GET / HTTP/1.1"), None);
+/// ```
+#[must_use]
+pub fn identify(bytes: &[u8]) -> Option<&'static str> {
+    let hello = bytes
+        .first_chunk()
+        .and_then(handshake::Hello::decode)
+        .map(|_| "hello");
+    let frame = frame::Frame::decode(bytes).ok().map(|_| "frame");
+    let note = matches!(control::Note::decode(bytes), Ok(Some(_))).then_some("note");
+    let request = crate::store::is_request(bytes).then_some("store request");
+    hello.or(frame).or(note).or(request)
+}
+
 /// Sleeps until one is ready or `timeout` is over; early returns are harmless.
 fn poll(fds: &mut [PollFd<'_>], timeout: Duration) {
     let timeout = timeout.min(Duration::from_secs(3600));
