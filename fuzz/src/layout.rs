@@ -1,5 +1,6 @@
 //! The judge of layouts.
 
+use quintet_parallel_layers::Architecture;
 use quintet_planner::{Batch, Layout, ModelConfig, validate};
 
 use crate::bytes::Bytes;
@@ -19,6 +20,7 @@ pub fn layout(data: &[u8]) {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: bytes.below(2) == 0,
+        architecture: Architecture::LLAMA,
     };
     let pp = bytes.below(5);
     let explicit = bytes.below(2) == 1;

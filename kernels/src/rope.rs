@@ -1,5 +1,6 @@
-//! Rotary position embedding (Su et al. 2021) in the half-split form of Llama: element i of the
-//! first half of a head turns with element i of the second half by `pos * theta^(-2i/d)`.
+//! Rotary position embedding (Su et al. 2021) in the half-split form of Llama: of the first
+//! `rotary` elements of a head, element i of the first half turns with element i of the second
+//! half by `pos * theta^(-2i/rotary)`; elements after them stay (as in GPT-NeoX and GLM).
 //! The backward is the turn by the negative angle.
 
 pub mod cpu;
@@ -14,8 +15,10 @@ pub struct RopeSpec {
     pub rows: usize,
     /// Heads per token.
     pub heads: usize,
-    /// Width of a head; even.
+    /// Width of a head.
     pub head_dim: usize,
+    /// Elements of a head that turn, its first; even, and at most `head_dim`.
+    pub rotary: usize,
     /// Base of the frequencies.
     pub theta: f64,
     /// Turn backwards: the adjoint.

@@ -1,5 +1,5 @@
-//! A Llama decoder block (Touvron et al. 2023): two regions, each behind a norm and beside a
-//! residual.
+//! A decoder block: two regions, each behind a norm and beside a residual. Which norm and which
+//! MLP, the [`Architecture`] says.
 //!
 //! ```text
 //! x ----+-- norm -- attention --(+)-- h --+-- norm -- mlp --(+)-- y
@@ -18,11 +18,12 @@ use alloc::vec::Vec;
 use quintet_collectives::{DeviceMesh, ParamSpec};
 use quintet_kernels::{Attention, Collectives, Gemm, Norm, Pointwise, Rope, Scalar};
 
+use crate::architecture::Architecture;
 use crate::attention::{AttentionForward, AttentionWeight, SelfAttention};
-use crate::mlp::{MlpForward, MlpWeight, SwiGluMlp};
-use crate::norm::{Normed, RmsNorm};
+use crate::mlp::{Mlp, MlpForward, MlpWeight};
+use crate::norm::{Normed, RowNorm, RowStats};
 use crate::region::Region;
-use crate::saved::{Saved, views, views_mut};
+use crate::saved::{Saved, runs, runs_mut};
 use crate::{Ctx, Error, Layer, MicroBatch};
 
 const NAME: &str = "block";
@@ -42,19 +43,21 @@ pub struct BlockSpec {
     pub ffn: usize,
     /// Base of the rotary frequencies.
     pub theta: f64,
-    /// Added to the variance in RMSNorm.
+    /// Added to the variance in norms.
     pub eps: f64,
     /// Blocks in the whole model, for the scale at which o_proj and down_proj begin.
     pub layers: usize,
     /// Values between layers are Shard(token) over tp instead of Invariant.
     pub sequence_parallel: bool,
+    /// Norm, MLP, positions, biases.
+    pub architecture: Architecture,
 }
 
 /// One decoder block.
 ///
 /// ```
 /// use quintet_collectives::{Degrees, DeviceMesh};
-/// use quintet_parallel_layers::{Block, BlockSpec};
+/// use quintet_parallel_layers::{Architecture, Block, BlockSpec};
 /// let mesh = DeviceMesh::new(Degrees { tp: 4, ..Default::default() })?;
 /// let block = Block::new(&mesh, 0, &BlockSpec {
 ///     hidden: 256,
@@ -66,6 +69,7 @@ pub struct BlockSpec {
 ///     eps: 1e-5,
 ///     layers: 4,
 ///     sequence_parallel: false,
+///     architecture: Architecture::LLAMA,
 /// })?;
 /// let k = &block.params()[2];
 /// assert_eq!(k.name, "model.layers.0.self_attn.k_proj.weight");
@@ -76,21 +80,23 @@ pub struct BlockSpec {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Block {
-    norm1: RmsNorm,
+    norm1: RowNorm,
     attention: SelfAttention,
-    norm2: RmsNorm,
-    mlp: SwiGluMlp,
+    norm2: RowNorm,
+    mlp: Mlp,
     region: Region,
+    /// Parameters of each of the four.
+    counts: [usize; 4],
 }
 
 /// What forward saves; `Buf` and `Stat` are buffers of E and of its Acc.
 #[derive(Debug)]
 pub struct BlockForward<Buf, Stat> {
     x: Buf,
-    rstd1: Stat,
+    stats1: RowStats<Stat>,
     attention: AttentionForward<Buf, Stat>,
     h: Buf,
-    rstd2: Stat,
+    stats2: RowStats<Stat>,
     mlp: MlpForward<Buf>,
 }
 
@@ -98,12 +104,12 @@ pub struct BlockForward<Buf, Stat> {
 #[derive(Debug)]
 pub struct BlockWeight<Buf, Stat> {
     x: Buf,
-    rstd1: Stat,
+    stats1: RowStats<Stat>,
     dn1: Buf,
-    attention: AttentionWeight<Buf>,
+    attention: AttentionWeight<Buf, Stat>,
     dh: Buf,
     h: Buf,
-    rstd2: Stat,
+    stats2: RowStats<Stat>,
     dn2: Buf,
     mlp: MlpWeight<Buf>,
     dy: Buf,
@@ -117,24 +123,32 @@ impl Block {
     pub fn new(mesh: &DeviceMesh, index: usize, spec: &BlockSpec) -> Result<Self, Error> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let region = Region::new(spec.sequence_parallel)?;
-        let norm = |part: &str| RmsNorm::new(mesh, &name(part), spec.hidden, spec.eps, region);
-        Ok(Self {
+        let norm = |part: &str| {
+            let kind = spec.architecture.norm;
+            RowNorm::new(mesh, &name(part), kind, spec.hidden, spec.eps)
+                .on_tp(region.outside_param())
+        };
+        let mut block = Self {
             norm1: norm("input_layernorm"),
             attention: SelfAttention::new(mesh, &name("self_attn"), spec)?,
             norm2: norm("post_attention_layernorm"),
-            mlp: SwiGluMlp::new(mesh, &name("mlp"), spec)?,
+            mlp: Mlp::new(mesh, &name("mlp"), spec)?,
             region,
-        })
+            counts: [0; 4],
+        };
+        block.counts = block.parts().map(|part| part.len());
+        Ok(block)
     }
 
-    /// The parameters: norm, q, k, v, o, norm, gate, up, down.
+    /// The parameters, in the order of forward: norm, attention, norm, MLP.
     #[must_use]
     pub fn params(&self) -> Vec<ParamSpec> {
-        let mut all = Vec::from([self.norm1.param()]);
-        all.extend(self.attention.params());
-        all.push(self.norm2.param());
-        all.extend(self.mlp.params());
-        all
+        self.parts().into_iter().flatten().collect()
+    }
+
+    fn parts(&self) -> [Vec<ParamSpec>; 4] {
+        let (norm1, norm2) = (self.norm1.params(), self.norm2.params());
+        [norm1, self.attention.params(), norm2, self.mlp.params()]
     }
 }
 
@@ -158,23 +172,26 @@ where
         params: &[B::Ref<'_, E>],
         x_td: B::Buf<E>,
     ) -> Result<(B::Buf<E>, Self::Saved), Error> {
-        let &[w1, wq, wk, wv, wo, w2, wg, wu, wd] = views(NAME, params)?;
+        let [p1, pa, p2, pm] = runs(NAME, params, self.counts)?;
         let (x, dev) = (x_td, ctx.device);
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
-        let Normed { y: n1, rstd: rstd1 } = self.norm1.forward(dev, rows, w1, B::whole(&x))?;
-        let (a, attention) = self.attention.forward(ctx, batch, [wq, wk, wv, wo], n1)?;
-        let (h, Normed { y: n2, rstd: rstd2 }) =
-            self.norm2
-                .forward_residual(dev, rows, w2, B::whole(&a), B::whole(&x))?;
+        let Normed {
+            y: n1,
+            stats: stats1,
+        } = self.norm1.forward(dev, rows, p1, B::whole(&x))?;
+        let (a, attention) = self.attention.forward(ctx, batch, pa, n1)?;
+        let (h, normed) = self
+            .norm2
+            .forward_residual(dev, rows, p2, B::whole(&a), B::whole(&x))?;
         drop(a);
-        let (mut y, mlp) = self.mlp.forward(ctx, batch, [wg, wu, wd], n2)?;
+        let (mut y, mlp) = self.mlp.forward(ctx, batch, pm, normed.y)?;
         dev.add::<E>(B::whole_mut(&mut y), B::whole(&h))?;
         let saved = BlockForward {
             x,
-            rstd1,
+            stats1,
             attention,
             h,
-            rstd2,
+            stats2: normed.stats,
             mlp,
         };
         Ok((y, Saved::Forward(saved)))
@@ -188,42 +205,39 @@ where
         saved: &mut Self::Saved,
         dy_td: B::Buf<E>,
     ) -> Result<B::Buf<E>, Error> {
-        let &[w1, wq, wk, wv, wo, w2, wg, wu, wd] = views(NAME, params)?;
+        let [p1, pa, p2, pm] = runs(NAME, params, self.counts)?;
         let (dy, dev) = (dy_td, ctx.device);
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
         let BlockForward {
             x,
-            rstd1,
+            stats1,
             attention,
             h,
-            rstd2,
+            stats2,
             mlp,
         } = saved.take_forward(NAME)?;
-        let (dn2, mlp) = self
-            .mlp
-            .backward_input(ctx, batch, [wg, wu, wd], mlp, &dy)?;
-        let hidden = (B::whole(&h), B::whole(&rstd2));
+        let (dn2, mlp) = self.mlp.backward_input(ctx, batch, pm, mlp, &dy)?;
+        let hidden = (B::whole(&h), &stats2);
         let (dn, beside) = (B::whole(&dn2), Some(B::whole(&dy)));
         let dh = self
             .norm2
-            .backward_input(dev, rows, w2, hidden, dn, beside)?;
-        let weights = [wq, wk, wv, wo];
+            .backward_input(dev, rows, p2, hidden, dn, beside)?;
         let (dn1, attention) = self
             .attention
-            .backward_input(ctx, batch, weights, attention, &dh)?;
-        let input = (B::whole(&x), B::whole(&rstd1));
+            .backward_input(ctx, batch, pa, attention, &dh)?;
+        let input = (B::whole(&x), &stats1);
         let (dn, beside) = (B::whole(&dn1), Some(B::whole(&dh)));
         let dx = self
             .norm1
-            .backward_input(dev, rows, w1, input, dn, beside)?;
+            .backward_input(dev, rows, p1, input, dn, beside)?;
         *saved = Saved::Weight(BlockWeight {
             x,
-            rstd1,
+            stats1,
             dn1,
             attention,
             dh,
             h,
-            rstd2,
+            stats2,
             dn2,
             mlp,
             dy,
@@ -238,20 +252,17 @@ where
         saved: Self::Saved,
         grads: &mut [B::Mut<'_, E::Acc>],
     ) -> Result<(), Error> {
-        let grads: &mut [_; 9] = views_mut(NAME, grads)?;
-        let [g1, gq, gk, gv, go, g2, gg, gu, gd] = grads.each_mut().map(|g| B::reborrow(g));
+        let [g1, ga, g2, gm] = runs_mut(NAME, grads, self.counts)?;
         let dev = ctx.device;
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
         let s = saved.into_weight(NAME)?;
-        let grads = [gg, gu, gd];
-        self.mlp.backward_weight(ctx, batch, s.mlp, &s.dy, grads)?;
-        let hidden = (B::whole(&s.h), B::whole(&s.rstd2));
+        self.mlp.backward_weight(ctx, batch, s.mlp, &s.dy, gm)?;
+        let hidden = (B::whole(&s.h), &s.stats2);
         self.norm2
             .backward_weight::<B, E>(dev, rows, hidden, B::whole(&s.dn2), g2)?;
-        let grads = [gq, gk, gv, go];
         self.attention
-            .backward_weight(ctx, batch, s.attention, &s.dh, grads)?;
-        let input = (B::whole(&s.x), B::whole(&s.rstd1));
+            .backward_weight(ctx, batch, s.attention, &s.dh, ga)?;
+        let input = (B::whole(&s.x), &s.stats1);
         self.norm1
             .backward_weight::<B, E>(dev, rows, input, B::whole(&s.dn1), g1)
     }

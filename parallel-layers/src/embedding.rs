@@ -8,16 +8,20 @@
 //!
 //! Each token is found on exactly one rank, so the sum is exact. The vocabulary need not be a
 //! multiple of tp; a rank may hold none of it.
+//!
+//! Learned positions are a second table, small and whole on every rank, whose rows are added to
+//! what lies outside: each rank adds those of its own tokens.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use quintet_collectives::chunk::chunk;
 use quintet_collectives::{Axis, DeviceMesh, Init, ParamSpec, Placement};
-use quintet_kernels::{Collectives, Embedding, EmbeddingSpec, Scalar, Tag};
+use quintet_kernels::{Backend, Collectives, Embedding, EmbeddingSpec, Pointwise, Scalar, Tag};
 
 use crate::region::{Region, apply, apply_to};
-use crate::saved::{Saved, views, views_mut};
+use crate::saved::{Saved, runs_mut, views_mut, weight_bias};
 use crate::spec::{INIT_STD, dense};
 use crate::{Ctx, Error, MicroBatch};
 
@@ -25,6 +29,8 @@ const NAME: &str = "embedding";
 
 /// The table's name, which the head uses too where they are tied.
 pub const TABLE: &str = "model.embed_tokens.weight";
+/// The name of the table of learned positions.
+pub const POSITIONS: &str = "model.embed_positions.weight";
 
 /// Looks tokens up.
 #[derive(Debug, Clone)]
@@ -34,10 +40,20 @@ pub struct VocabParallelEmbedding {
     hidden: usize,
     tie: Option<String>,
     region: Region,
+    /// Rows of the table of learned positions, if there is one.
+    positions: Option<usize>,
 }
 
-/// What the embedding keeps: nothing, then the gradient of its output, whole.
-pub type EmbeddingSaved<Buf> = Saved<(), Buf>;
+/// What the embedding keeps: nothing, then the gradient of its output.
+pub type EmbeddingSaved<Buf> = Saved<(), EmbeddingWeight<Buf>>;
+
+/// What the tables' gradients need.
+#[derive(Debug)]
+pub struct EmbeddingWeight<Buf> {
+    dx: Buf,
+    /// The same, whole; `None` where it is whole already.
+    dx_whole: Option<Buf>,
+}
 
 impl VocabParallelEmbedding {
     /// The embedding; `tied` where the head uses the same table.
@@ -57,17 +73,50 @@ impl VocabParallelEmbedding {
             hidden,
             tie: tied.then(|| TABLE.to_string()),
             region: Region::new(sequence_parallel)?,
+            positions: None,
         })
     }
 
-    /// The table.
+    /// Adds a table of `rows` learned positions.
+    #[must_use]
+    pub fn with_positions(mut self, rows: usize) -> Self {
+        self.positions = Some(rows);
+        self
+    }
+
+    /// The table, and that of learned positions if there is one.
     #[must_use]
     pub fn params(&self) -> Vec<ParamSpec> {
         let on_tp = [(self.mesh.factor(Axis::Tp), Placement::shard(0))];
         let (shape, init) = ([self.vocab, self.hidden], Init::Normal { std: INIT_STD });
         let mut table = dense(&self.mesh, TABLE, &shape, &on_tp, init);
         table.tie.clone_from(&self.tie);
-        Vec::from([table])
+        let mut all = Vec::from([table]);
+        if let Some(rows) = self.positions {
+            let on_tp = [(self.mesh.factor(Axis::Tp), self.region.outside_param())];
+            let shape = [rows, self.hidden];
+            all.push(dense(&self.mesh, POSITIONS, &shape, &on_tp, init));
+        }
+        all
+    }
+
+    /// This rank's tokens among those of the microbatch, between layers.
+    fn rows<B: Backend, C: Collectives<B>>(&self, tp: &C, tokens: usize) -> Range<usize> {
+        if self.region.outside().is_shard() {
+            chunk(tokens, tp.world(), tp.rank())
+        } else {
+            0..tokens
+        }
+    }
+
+    /// The table of positions, all of which every rank has.
+    fn positions_spec(&self, tokens: usize, rows: usize) -> EmbeddingSpec {
+        EmbeddingSpec {
+            tokens,
+            first: 0,
+            rows,
+            dim: self.hidden,
+        }
     }
 
     fn spec(&self, tokens: usize, world: usize, rank: usize) -> EmbeddingSpec {
@@ -80,24 +129,33 @@ impl VocabParallelEmbedding {
         }
     }
 
-    /// `x[t]` = the table's row of `ids[t]`.
+    /// `x[t]` = the table's row of `ids[t]`, plus the other table's row of `pos[t]`.
     ///
     /// # Errors
     /// What a kernel or a collective refuses or fails with.
-    pub fn forward<B: Embedding, C: Collectives<B>, E: Scalar>(
+    pub fn forward<B: Embedding + Pointwise, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
         params: &[B::Ref<'_, E>],
     ) -> Result<(B::Buf<E>, EmbeddingSaved<B::Buf<E>>), Error> {
-        let &[table] = views(NAME, params)?;
+        let (table, positions) = weight_bias(NAME, params)?;
         let t = batch.tokens();
         let spec = self.spec(t, ctx.tp.world(), ctx.tp.rank());
         let mut x = ctx.device.alloc(Tag::Activation, t * self.hidden)?;
         let ids = B::whole(&batch.ids_t);
         ctx.device
             .embedding::<E>(&spec, ids, table, B::whole_mut(&mut x))?;
-        let x = apply(ctx, self.region.leave(), x, t, self.hidden)?;
+        let mut x = apply(ctx, self.region.leave(), x, t, self.hidden)?;
+        if let (Some(table), Some(rows)) = (positions, self.positions) {
+            let here = self.rows::<B, C>(ctx.tp, t);
+            let mut add = ctx.device.alloc(Tag::Scratch, here.len() * self.hidden)?;
+            let spec = self.positions_spec(here.len(), rows);
+            let pos = B::slice(B::whole(&batch.pos_t), here);
+            ctx.device
+                .embedding::<E>(&spec, pos, table, B::whole_mut(&mut add))?;
+            ctx.device.add::<E>(B::whole_mut(&mut x), B::whole(&add))?;
+        }
         Ok((x, Saved::Forward(())))
     }
 
@@ -114,8 +172,9 @@ impl VocabParallelEmbedding {
     ) -> Result<(), Error> {
         saved.take_forward(NAME)?;
         let back = self.region.leave().backward()?;
-        let whole = apply_to(ctx, back, B::whole(&dx_td), batch.tokens(), self.hidden)?;
-        *saved = Saved::Weight(whole.unwrap_or(dx_td));
+        let dx_whole = apply_to(ctx, back, B::whole(&dx_td), batch.tokens(), self.hidden)?;
+        let dx = dx_td;
+        *saved = Saved::Weight(EmbeddingWeight { dx, dx_whole });
         Ok(())
     }
 
@@ -131,12 +190,23 @@ impl VocabParallelEmbedding {
         saved: EmbeddingSaved<B::Buf<E>>,
         grads: &mut [B::Mut<'_, E::Acc>],
     ) -> Result<(), Error> {
-        let [dtable]: &mut [_; 1] = views_mut(NAME, grads)?;
-        let dx = saved.into_weight(NAME)?;
-        let spec = self.spec(batch.tokens(), ctx.tp.world(), ctx.tp.rank());
+        let (counts, t) = ([1, usize::from(self.positions.is_some())], batch.tokens());
+        let [dtable, dpositions] = runs_mut(NAME, grads, counts)?;
+        let [dtable]: &mut [_; 1] = views_mut(NAME, dtable)?;
+        let EmbeddingWeight { dx, dx_whole } = saved.into_weight(NAME)?;
+        let spec = self.spec(t, ctx.tp.world(), ctx.tp.rank());
         let (ids, dtable) = (B::whole(&batch.ids_t), B::reborrow(dtable));
-        Ok(ctx
-            .device
-            .embedding_backward::<E>(&spec, ids, B::whole(&dx), dtable)?)
+        let whole = B::whole(dx_whole.as_ref().unwrap_or(&dx));
+        ctx.device
+            .embedding_backward::<E>(&spec, ids, whole, dtable)?;
+        if let (Some(rows), [dpositions]) = (self.positions, dpositions) {
+            let here = self.rows::<B, C>(ctx.tp, t);
+            let spec = self.positions_spec(here.len(), rows);
+            let pos = B::slice(B::whole(&batch.pos_t), here);
+            let dpositions = B::reborrow(dpositions);
+            ctx.device
+                .embedding_backward::<E>(&spec, pos, B::whole(&dx), dpositions)?;
+        }
+        Ok(())
     }
 }

@@ -16,9 +16,9 @@ use quintet_kernels::{Collectives, CrossEntropy, Gemm, Norm, Pointwise, Scalar, 
 use crate::embedding::TABLE;
 use crate::linear::ColumnParallelLinear;
 use crate::loss::{LossForward, VocabParallelCrossEntropy};
-use crate::norm::{Normed, RmsNorm};
+use crate::norm::{NormKind, Normed, RowNorm, RowStats};
 use crate::region::{Region, apply};
-use crate::saved::{Saved, views, views_mut};
+use crate::saved::{Saved, runs, runs_mut, views, views_mut};
 use crate::{Ctx, Error, MicroBatch};
 
 const NAME: &str = "head";
@@ -30,7 +30,9 @@ pub struct HeadSpec {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Added to the variance in the final norm.
+    /// The final norm.
+    pub norm: NormKind,
+    /// Added to the variance in it.
     pub eps: f64,
     /// The weight is the embedding's table.
     pub tied: bool,
@@ -41,7 +43,7 @@ pub struct HeadSpec {
 /// From the last block's output to the loss of each token.
 #[derive(Debug, Clone)]
 pub struct Head {
-    norm: RmsNorm,
+    norm: RowNorm,
     linear: ColumnParallelLinear,
     loss: VocabParallelCrossEntropy,
     region: Region,
@@ -52,7 +54,7 @@ pub struct Head {
 #[derive(Debug)]
 pub struct HeadForward<Buf, Stat> {
     x: Buf,
-    rstd: Stat,
+    stats: RowStats<Stat>,
     normed: Buf,
     loss: LossForward<Buf, Stat>,
 }
@@ -61,7 +63,7 @@ pub struct HeadForward<Buf, Stat> {
 #[derive(Debug)]
 pub struct HeadWeight<Buf, Stat> {
     x: Buf,
-    rstd: Stat,
+    stats: RowStats<Stat>,
     normed: Buf,
     dlogits: Buf,
     dn: Buf,
@@ -84,7 +86,8 @@ impl Head {
             ColumnParallelLinear::new(mesh, "lm_head", v, d)
         };
         Ok(Self {
-            norm: RmsNorm::new(mesh, "model.norm", d, spec.eps, region),
+            norm: RowNorm::new(mesh, "model.norm", spec.norm, d, spec.eps)
+                .on_tp(region.outside_param()),
             linear,
             loss: VocabParallelCrossEntropy::new(v),
             region,
@@ -92,12 +95,17 @@ impl Head {
         })
     }
 
-    /// The parameters: final norm, linear weight.
+    /// The parameters: those of the final norm, linear weight.
     #[must_use]
     pub fn params(&self) -> Vec<ParamSpec> {
-        let mut all = Vec::from([self.norm.param()]);
+        let mut all = self.norm.params();
         all.extend(self.linear.params());
         all
+    }
+
+    /// Parameters of the norm and of the linear layer.
+    fn counts(&self) -> [usize; 2] {
+        [self.norm.params().len(), 1]
     }
 
     /// `loss[t]` of each token, on every rank, from x outside.
@@ -111,16 +119,17 @@ impl Head {
         params: &[B::Ref<'_, E>],
         x_td: B::Buf<E>,
     ) -> Result<(B::Buf<E::Acc>, HeadSaved<B::Buf<E>, B::Buf<E::Acc>>), Error> {
-        let &[wn, w] = views(NAME, params)?;
+        let [pn, pw] = runs(NAME, params, self.counts())?;
+        let &[w] = views(NAME, pw)?;
         let (x, t) = (x_td, batch.tokens());
         let rows = self.region.local_rows::<B, C>(ctx.tp, t);
-        let Normed { y, rstd } = self.norm.forward(ctx.device, rows, wn, B::whole(&x))?;
+        let Normed { y, stats } = self.norm.forward(ctx.device, rows, pn, B::whole(&x))?;
         let normed = apply(ctx, self.region.enter(), y, t, self.hidden)?;
         let logits = self.linear.forward(ctx, t, w, None, B::whole(&normed))?;
         let (loss_t, loss) = self.loss.forward(ctx, batch, logits)?;
         let saved = HeadForward {
             x,
-            rstd,
+            stats,
             normed,
             loss,
         };
@@ -138,12 +147,13 @@ impl Head {
         params: &[B::Ref<'_, E>],
         saved: &mut HeadSaved<B::Buf<E>, B::Buf<E::Acc>>,
     ) -> Result<B::Buf<E>, Error> {
-        let &[wn, w] = views(NAME, params)?;
+        let [pn, pw] = runs(NAME, params, self.counts())?;
+        let &[w] = views(NAME, pw)?;
         let (dev, t) = (ctx.device, batch.tokens());
         let rows = self.region.local_rows::<B, C>(ctx.tp, t);
         let HeadForward {
             x,
-            rstd,
+            stats,
             normed,
             loss,
         } = saved.take_forward(NAME)?;
@@ -152,13 +162,13 @@ impl Head {
         let (dy, dx) = (B::whole(&dlogits), B::whole_mut(&mut dn));
         self.linear.backward_input(ctx, t, w, dy, dx, false)?;
         let dn = apply(ctx, self.region.enter().backward()?, dn, t, self.hidden)?;
-        let input = (B::whole(&x), B::whole(&rstd));
+        let input = (B::whole(&x), &stats);
         let dx = self
             .norm
-            .backward_input(dev, rows, wn, input, B::whole(&dn), None)?;
+            .backward_input(dev, rows, pn, input, B::whole(&dn), None)?;
         *saved = Saved::Weight(HeadWeight {
             x,
-            rstd,
+            stats,
             normed,
             dlogits,
             dn,
@@ -177,15 +187,16 @@ impl Head {
         saved: HeadSaved<B::Buf<E>, B::Buf<E::Acc>>,
         grads: &mut [B::Mut<'_, E::Acc>],
     ) -> Result<(), Error> {
-        let [gn, gw]: &mut [_; 2] = views_mut(NAME, grads)?;
+        let [gn, gw] = runs_mut(NAME, grads, self.counts())?;
+        let [gw]: &mut [_; 1] = views_mut(NAME, gw)?;
         let s = saved.into_weight(NAME)?;
         let t = batch.tokens();
         let (normed, dlogits) = (B::whole(&s.normed), B::whole(&s.dlogits));
         self.linear
             .backward_weight::<B, C, E>(ctx, t, normed, dlogits, B::reborrow(gw), None)?;
         let rows = self.region.local_rows::<B, C>(ctx.tp, t);
-        let input = (B::whole(&s.x), B::whole(&s.rstd));
+        let input = (B::whole(&s.x), &s.stats);
         self.norm
-            .backward_weight::<B, E>(ctx.device, rows, input, B::whole(&s.dn), B::reborrow(gn))
+            .backward_weight::<B, E>(ctx.device, rows, input, B::whole(&s.dn), gn)
     }
 }

@@ -41,6 +41,7 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod architecture;
 pub mod attention;
 pub mod block;
 pub mod embedding;
@@ -58,6 +59,7 @@ pub mod region;
 pub mod saved;
 mod spec;
 
+pub use architecture::{Architecture, MlpKind, Positions};
 pub use attention::SelfAttention;
 pub use block::{Block, BlockSpec};
 pub use embedding::VocabParallelEmbedding;
@@ -66,8 +68,8 @@ pub use head::{Head, HeadSpec};
 pub use layer::{Ctx, Layer, MicroBatch};
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use loss::VocabParallelCrossEntropy;
-pub use mlp::SwiGluMlp;
-pub use norm::RmsNorm;
+pub use mlp::{GeluMlp, Mlp, SwiGluMlp};
+pub use norm::{NormKind, RowNorm};
 pub use saved::Saved;
 pub use spec::INIT_STD;
 

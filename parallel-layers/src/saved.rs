@@ -7,6 +7,8 @@
 //! `F` is what the gradient of the input needs, `W` what the gradients of the weights need:
 //! memory that only the first wants is let go between them.
 
+use quintet_kernels::{Backend, Data};
+
 use crate::Error;
 
 /// What a layer keeps: after forward an `F`, after backward_input a `W`.
@@ -79,6 +81,78 @@ pub(crate) fn views_mut<'a, T, const N: usize>(
         expected: N,
         got,
     })
+}
+
+/// `views` cut into one run per sublayer, of `counts` views each.
+pub(crate) fn runs<'a, T, const N: usize>(
+    layer: &'static str,
+    mut views: &'a [T],
+    counts: [usize; N],
+) -> Result<[&'a [T]; N], Error> {
+    expect_sum(layer, &counts, views.len())?;
+    Ok(counts.map(|count| {
+        let (run, rest) = views.split_at(count);
+        views = rest;
+        run
+    }))
+}
+
+/// As [`runs`], mutable.
+pub(crate) fn runs_mut<'a, T, const N: usize>(
+    layer: &'static str,
+    mut views: &'a mut [T],
+    counts: [usize; N],
+) -> Result<[&'a mut [T]; N], Error> {
+    expect_sum(layer, &counts, views.len())?;
+    Ok(counts.map(|count| {
+        let (run, rest) = core::mem::take(&mut views).split_at_mut(count);
+        views = rest;
+        run
+    }))
+}
+
+fn expect_sum(layer: &'static str, counts: &[usize], got: usize) -> Result<(), Error> {
+    let expected = counts.iter().sum();
+    if expected == got {
+        return Ok(());
+    }
+    Err(Error::Params {
+        layer,
+        expected,
+        got,
+    })
+}
+
+/// The weight of a linear layer and its bias, if it has one: what [`runs`] cut off for it.
+pub(crate) fn weight_bias<T: Copy>(
+    layer: &'static str,
+    views: &[T],
+) -> Result<(T, Option<T>), Error> {
+    match *views {
+        [weight] => Ok((weight, None)),
+        [weight, bias] => Ok((weight, Some(bias))),
+        _ => Err(Error::Params {
+            layer,
+            expected: 1,
+            got: views.len(),
+        }),
+    }
+}
+
+/// As [`weight_bias`], mutable.
+pub(crate) fn weight_bias_mut<'a, B: Backend, T: Data>(
+    layer: &'static str,
+    views: &'a mut [B::Mut<'_, T>],
+) -> Result<(B::Mut<'a, T>, Option<B::Mut<'a, T>>), Error> {
+    match views {
+        [weight] => Ok((B::reborrow(weight), None)),
+        [weight, bias] => Ok((B::reborrow(weight), Some(B::reborrow(bias)))),
+        _ => Err(Error::Params {
+            layer,
+            expected: 1,
+            got: views.len(),
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use common::trios::{Column, Model, Row, attention, block, mlp};
 use common::*;
 use proptest::prelude::*;
 use quintet_collectives::{DeviceMesh, Placement};
+use quintet_parallel_layers::norm::NormKind;
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    BlockSpec, ColumnParallelLinear, Error, Head, HeadSpec, RowParallelLinear, SelfAttention,
-    VocabParallelEmbedding,
+    Architecture, BlockSpec, ColumnParallelLinear, Error, Head, HeadSpec, Positions,
+    RowParallelLinear, SelfAttention, VocabParallelEmbedding,
 };
 
 const BOUND: f64 = 1e-12;
@@ -45,6 +46,7 @@ fn spec(heads: usize, kv_heads: usize, ffn: usize, sequence_parallel: bool) -> B
         eps: 1e-5,
         layers: 3,
         sequence_parallel,
+        architecture: Architecture::LLAMA,
     }
 }
 
@@ -84,6 +86,70 @@ fn blocks_and_their_branches() {
     }
 }
 
+/// Every way in which a block may differ from Llama's.
+fn architectures() -> [Architecture; 4] {
+    let llama = Architecture::LLAMA;
+    [
+        Architecture::gpt2(8),
+        Architecture {
+            qkv_bias: true,
+            ..llama
+        },
+        Architecture {
+            qk_norm: true,
+            ..llama
+        },
+        Architecture {
+            positions: Positions::PartRotary(2),
+            qkv_bias: true,
+            qk_norm: true,
+            ..llama
+        },
+    ]
+}
+
+#[test]
+fn blocks_of_other_architectures() {
+    for architecture in architectures() {
+        for (heads, kv, tp) in HEADS {
+            for sp in [false, true] {
+                let spec = BlockSpec {
+                    architecture,
+                    ..spec(heads, kv, 9, sp)
+                };
+                let (what, tokens) = (format!("{spec:?}"), TOKENS[1]);
+                // A bias of keys that do not turn has no gradient but rounding.
+                compare(&what, tp, tokens, |m| block(m, tokens, &spec), false);
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_of_queries_and_keys_are_summed_over_tp() {
+    let architecture = Architecture {
+        qk_norm: true,
+        ..Architecture::LLAMA
+    };
+    let spec = BlockSpec {
+        architecture,
+        ..spec(4, 2, 9, false)
+    };
+    let block = block(&tp_mesh(4), TOKENS[0], &spec);
+    let norms: Vec<_> = block
+        .params()
+        .into_iter()
+        .filter(|p| p.name.contains("q_norm") || p.name.contains("k_norm"))
+        .collect();
+    assert_eq!(norms.len(), 2);
+    for norm in norms {
+        assert_eq!(
+            norm.summed_over(),
+            [tp_mesh(4).factor(quintet_collectives::Axis::Tp)]
+        );
+    }
+}
+
 #[test]
 fn an_mlp_narrower_than_tp() {
     for sp in [false, true] {
@@ -94,7 +160,9 @@ fn an_mlp_narrower_than_tp() {
 
 fn embedding(mesh: &DeviceMesh, tokens: Tokens, sp: bool) -> Model<VocabParallelEmbedding> {
     Model {
-        layer: VocabParallelEmbedding::new(mesh, tokens.vocab, 6, true, sp).unwrap(),
+        layer: VocabParallelEmbedding::new(mesh, tokens.vocab, 6, true, sp)
+            .unwrap()
+            .with_positions(7),
         tokens,
         hidden: 6,
         sp,
@@ -103,9 +171,20 @@ fn embedding(mesh: &DeviceMesh, tokens: Tokens, sp: bool) -> Model<VocabParallel
 }
 
 fn head(mesh: &DeviceMesh, tokens: Tokens, sp: bool, tied: bool) -> Model<Head> {
+    normed_head(mesh, tokens, sp, tied, NormKind::Rms)
+}
+
+fn normed_head(
+    mesh: &DeviceMesh,
+    tokens: Tokens,
+    sp: bool,
+    tied: bool,
+    norm: NormKind,
+) -> Model<Head> {
     let spec = HeadSpec {
         vocab: tokens.vocab,
         hidden: 6,
+        norm,
         eps: 1e-5,
         tied,
         sequence_parallel: sp,
@@ -127,6 +206,9 @@ fn embedding_and_head() {
                 let what = format!("{tokens:?} sp {sp}");
                 equals_single(&what, tp, tokens, |m| embedding(m, tokens, sp));
                 equals_single(&what, tp, tokens, |m| head(m, tokens, sp, sp));
+                equals_single(&what, tp, tokens, |m| {
+                    normed_head(m, tokens, sp, sp, NormKind::Layer)
+                });
             }
         }
     }

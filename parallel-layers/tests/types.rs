@@ -6,7 +6,7 @@ use common::*;
 use half::bf16;
 use quintet_kernels::{Backend, Cpu, Scalar, Tag};
 use quintet_parallel_layers::init::{init_random, local};
-use quintet_parallel_layers::{Block, BlockSpec, Layer, MicroBatch};
+use quintet_parallel_layers::{Architecture, Block, BlockSpec, Layer, MicroBatch};
 
 const TOKENS: usize = 6;
 
@@ -22,6 +22,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
         eps: 1e-5,
         layers: 2,
         sequence_parallel: true,
+        architecture: Architecture::LLAMA,
     };
     let mesh = tp_mesh(2);
     let block = Block::new(&mesh, 0, &spec).unwrap();

@@ -1,6 +1,7 @@
 //! What a step of a small model sends under a few layouts, by group, before anything runs.
 
 use quintet_collectives::DType;
+use quintet_parallel_layers::Architecture;
 use quintet_planner::traffic::{WireTypes, step, total};
 use quintet_planner::{Batch, Error, Layout, ModelConfig, validate};
 
@@ -16,6 +17,7 @@ fn main() -> Result<(), Error> {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: true,
+        architecture: Architecture::LLAMA,
     };
     let batch = Batch {
         seq: 64,

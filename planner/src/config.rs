@@ -5,8 +5,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, Positions};
 
-/// Shape of a Llama-style decoder.
+/// Shape of a decoder, and which one it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// Vocabulary entries.
@@ -25,10 +26,12 @@ pub struct ModelConfig {
     pub ffn: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Added to the variance in RMSNorm.
+    /// Added to the variance in norms.
     pub norm_eps: f64,
     /// Embedding and head share one table.
     pub tied: bool,
+    /// Norm, MLP, positions, biases.
+    pub architecture: Architecture,
 }
 
 /// How a step is cut over ranks.
@@ -86,14 +89,32 @@ impl Layout {
         self.dp * self.tp * self.pp * self.cp
     }
 
-    /// Decoder blocks `first..end` of stage `stage`.
+    /// Chunks (virtual stages) that each pipeline rank holds.
     #[must_use]
-    pub fn blocks(&self, layers: usize, stage: usize) -> core::ops::Range<usize> {
+    pub fn chunks(&self) -> usize {
+        self.schedule.chunks()
+    }
+
+    /// Chunks of all stages.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.pp * self.chunks()
+    }
+
+    /// Where a stage's chunk lies along the model.
+    #[must_use]
+    pub fn place(&self, stage: usize, chunk: usize) -> usize {
+        chunk * self.pp + stage
+    }
+
+    /// Decoder blocks `first..end` of the chunk that lies at `place` along the model.
+    #[must_use]
+    pub fn blocks(&self, layers: usize, place: usize) -> core::ops::Range<usize> {
         match &self.stage_layers {
-            None => quintet_collectives::chunk::chunk(layers, self.pp, stage),
+            None => quintet_collectives::chunk::chunk(layers, self.places(), place),
             Some(counts) => {
-                let first = counts.iter().take(stage).sum();
-                first..first + counts.get(stage).copied().unwrap_or(0)
+                let first = counts.iter().take(place).sum();
+                first..first + counts.get(place).copied().unwrap_or(0)
             }
         }
     }
@@ -167,10 +188,18 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             divisors(model.heads)
         ));
     }
-    if !model.head_dim.is_multiple_of(2) {
+    let rotary = model.architecture.rotary(model.head_dim);
+    if !rotary.is_multiple_of(2) {
         return no(format!(
-            "head_dim {} is odd; rotary positions pair its elements",
-            model.head_dim
+            "{rotary} elements of a head turn, which is odd; rotary positions pair them"
+        ));
+    }
+    if let Positions::Learned(rows) = model.architecture.positions
+        && batch.seq > rows
+    {
+        return no(format!(
+            "seq-length {} is more than the model's {rows} learned positions; use at most {rows}",
+            batch.seq
         ));
     }
     for (flag, degree) in [("cp", l.cp), ("ep", l.ep), ("etp", l.etp)] {

@@ -11,7 +11,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
-use quintet_parallel_layers::{Block, BlockSpec, Head, HeadSpec, VocabParallelEmbedding};
+use quintet_parallel_layers::{
+    Block, BlockSpec, Head, HeadSpec, Positions, VocabParallelEmbedding,
+};
 use quintet_zero::{FlatLayout, LayoutSpec, Tied};
 
 use crate::{Error, Layout, ModelConfig};
@@ -63,7 +65,7 @@ pub fn mesh(layout: &Layout) -> Result<DeviceMesh, Error> {
     })?)
 }
 
-/// The layers of a stage, in forward order.
+/// The layers of a stage's chunk (virtual stage), in forward order.
 ///
 /// # Errors
 /// What a layer refuses.
@@ -72,6 +74,7 @@ pub fn stage_layers(
     layout: &Layout,
     mesh: &DeviceMesh,
     stage: usize,
+    chunk: usize,
 ) -> Result<Vec<StageLayer>, Error> {
     let sequence_parallel = layout.sequence_parallel;
     let spec = BlockSpec {
@@ -84,24 +87,30 @@ pub fn stage_layers(
         eps: model.norm_eps,
         layers: model.layers,
         sequence_parallel,
+        architecture: model.architecture,
     };
-    let mut layers = Vec::new();
-    if stage == 0 {
-        layers.push(StageLayer::Embed(VocabParallelEmbedding::new(
+    let (place, mut layers) = (layout.place(stage, chunk), Vec::new());
+    if place == 0 {
+        let mut embedding = VocabParallelEmbedding::new(
             mesh,
             model.vocab,
             model.hidden,
             model.tied,
             sequence_parallel,
-        )?));
+        )?;
+        if let Positions::Learned(rows) = model.architecture.positions {
+            embedding = embedding.with_positions(rows);
+        }
+        layers.push(StageLayer::Embed(embedding));
     }
-    for index in layout.blocks(model.layers, stage) {
+    for index in layout.blocks(model.layers, place) {
         layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
     }
-    if stage + 1 == layout.pp {
+    if place + 1 == layout.places() {
         let spec = HeadSpec {
             vocab: model.vocab,
             hidden: model.hidden,
+            norm: model.architecture.norm,
             eps: model.norm_eps,
             tied: model.tied,
             sequence_parallel,
@@ -123,7 +132,7 @@ pub fn tied(model: &ModelConfig, layout: &Layout) -> Vec<Tied> {
     }]
 }
 
-/// Where the parameters of a rank lie; `grad_bytes` is the width of a gradient element.
+/// Where the parameters of a rank's chunk lie; `grad_bytes` is the width of a gradient element.
 ///
 /// # Errors
 /// What a layer or the layout refuses.
@@ -132,9 +141,11 @@ pub fn flat_layout(
     layout: &Layout,
     mesh: &DeviceMesh,
     rank: usize,
+    chunk: usize,
     grad_bytes: usize,
 ) -> Result<FlatLayout, Error> {
-    let layers = stage_layers(model, layout, mesh, mesh.index(rank, Axis::Pp))?;
+    let stage = mesh.index(rank, Axis::Pp);
+    let layers = stage_layers(model, layout, mesh, stage, chunk)?;
     let specs: Vec<Vec<ParamSpec>> = layers.iter().map(StageLayer::params).collect();
     let spec = LayoutSpec {
         bucket_bytes: layout.bucket_bytes,
@@ -142,6 +153,29 @@ pub fn flat_layout(
         tied: &tied(model, layout),
     };
     Ok(FlatLayout::build(&specs, mesh, rank, &spec)?)
+}
+
+/// The number of segments (gradient buckets) of each chunk, in the order of the model: what a
+/// schedule is made from.
+///
+/// # Errors
+/// As [`flat_layout`].
+pub fn segments(
+    model: &ModelConfig,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    grad_bytes: usize,
+) -> Result<Vec<usize>, Error> {
+    let per_stage = mesh.world() / layout.pp.max(1);
+    let mut segments = vec![1; layout.places()];
+    for stage in 0..layout.pp {
+        for chunk in 0..layout.chunks() {
+            // All ranks of a stage agree on its buckets.
+            let flat = flat_layout(model, layout, mesh, stage * per_stage, chunk, grad_bytes)?;
+            segments[layout.place(stage, chunk)] = flat.buckets().len();
+        }
+    }
+    Ok(segments)
 }
 
 /// The name under which a tied model's table stands in the ledger.

@@ -51,9 +51,11 @@ pub fn step(
     (0..mesh.world())
         .map(|rank| {
             let mut sum = Sum::new(&mesh, layout, rank);
-            sum.layers(model, batch, types)?;
+            for chunk in 0..layout.chunks() {
+                sum.layers(model, batch, types, chunk)?;
+                sum.gradients(model, types, chunk)?;
+            }
             sum.boundaries(model, batch, types)?;
-            sum.gradients(model, types)?;
             sum.scalars()?;
             Ok(sum.traffic)
         })
@@ -124,6 +126,7 @@ impl<'a> Sum<'a> {
         model: &ModelConfig,
         batch: &Batch,
         types: WireTypes,
+        chunk: usize,
     ) -> Result<(), Error> {
         let (tokens, mbs) = (
             batch.micro_batch * batch.seq,
@@ -133,7 +136,7 @@ impl<'a> Sum<'a> {
         let counts: Vec<usize> = chunk_lens(tokens, self.layout.tp)
             .map(|n| n * model.hidden)
             .collect();
-        for layer in stage_layers(model, self.layout, self.mesh, self.stage())? {
+        for layer in stage_layers(model, self.layout, self.mesh, self.stage(), chunk)? {
             // Entries and exits of tensor parallel regions in this layer; a table is only left, a
             // head only entered.
             let (enters, leaves) = match &layer {
@@ -193,9 +196,14 @@ impl<'a> Sum<'a> {
     }
 
     /// Gradients down to their owners, parameters back.
-    fn gradients(&mut self, model: &ModelConfig, types: WireTypes) -> Result<(), Error> {
+    fn gradients(
+        &mut self,
+        model: &ModelConfig,
+        types: WireTypes,
+        chunk: usize,
+    ) -> Result<(), Error> {
         let (acc, storage) = (types.accumulation, types.storage);
-        let flat = flat_layout(model, self.layout, self.mesh, self.rank, acc.bytes())?;
+        let flat = flat_layout(model, self.layout, self.mesh, self.rank, chunk, acc.bytes())?;
         for part in flat.parts() {
             if part.len == 0 {
                 continue;
@@ -261,6 +269,7 @@ const SCALARS: [usize; 2] = [1, 2];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use quintet_parallel_layers::Architecture;
 
     fn model(tied: bool) -> ModelConfig {
         ModelConfig {
@@ -274,6 +283,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             tied,
+            architecture: Architecture::LLAMA,
         }
     }
 

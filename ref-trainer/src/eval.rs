@@ -5,13 +5,11 @@ use std::fmt;
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, DeviceMesh};
 use quintet_kernels::{Cpu, Scalar};
-use quintet_zero::checkpoint::{Target, load};
 use serde::Serialize;
 
 use crate::cli::Weights;
 use crate::data::{Corpus, Part, Sample};
 use crate::failure::Failure;
-use crate::groups::Aside;
 use crate::job::{Dtype, Job};
 use crate::rank::{Begin, Rank};
 use crate::weights::{self, Tensors};
@@ -75,21 +73,13 @@ fn evaluate_as<E: Scalar>(
         let device = Cpu::new(job.threads_per_rank);
         let mut rank = Rank::<_, _, E>::new(job, device, comm, Begin::Init)?;
         match (weights, &folder) {
-            (Weights::Checkpoint(root), _) => {
-                let target = Target {
-                    params: &mut rank.params,
-                    optimizer: None,
-                };
-                load(root, &rank.device, &Aside(&rank.groups), &mut [target])?;
-            }
-            (Weights::Folder(_), tensors) => rank.params.fill_with(|entry, index| {
+            (Weights::Checkpoint(root), _) => rank.load(root, false)?,
+            (Weights::Folder(_), tensors) => rank.fill_with(|entry, index| {
                 let tensor = tensors.as_ref().and_then(|all| all.get(&entry.spec.name));
-                E::from_f64(
-                    tensor
-                        .and_then(|t| t.get(index))
-                        .copied()
-                        .unwrap_or(f64::NAN),
-                )
+                tensor
+                    .and_then(|t| t.get(index))
+                    .copied()
+                    .unwrap_or(f64::NAN)
             })?,
         }
         let mine = share(windows.to_vec(), job, &rank.mesh, rank.rank);

@@ -1,8 +1,7 @@
 //! What is known of a run before its first message.
 
-use quintet_collectives::Axis;
 use quintet_parallel_layers::pipeline::{Durations, Schedule, StageTime, simulate};
-use quintet_planner::model::{flat_layout, mesh};
+use quintet_planner::model::{flat_layout, mesh, segments};
 use quintet_planner::traffic::total;
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
@@ -68,25 +67,28 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     if !train.is_empty() && !held_out.is_empty() {
         forecast.unigram_entropy = Some(unigram_cross_entropy(train, held_out));
     }
-    let mut segments = vec![1; job.layout.pp];
     for rank in 0..mesh.world() {
-        let flat = flat_layout(&job.model, &job.layout, &mesh, rank, width)?;
-        let counted: usize = flat.counted().iter().map(|piece| piece.range.len()).sum();
-        forecast.parameters += counted as u64;
-        segments[mesh.index(rank, Axis::Pp)] = flat.buckets().len();
-        let state: usize = match job.layout.zero_stage {
-            0 => flat.len(),
-            _ => flat
-                .parts()
-                .iter()
-                .map(|part| part.chunk(part.place).len())
-                .sum(),
-        };
-        let categories = [
-            ("parameters", flat.len()),
-            ("gradients", flat.len()),
-            ("optimizer", moments * state),
-        ];
+        let mut categories = [("parameters", 0), ("gradients", 0), ("optimizer", 0)];
+        for chunk in 0..job.layout.chunks() {
+            let flat = flat_layout(&job.model, &job.layout, &mesh, rank, chunk, width)?;
+            let counted: usize = flat.counted().iter().map(|piece| piece.range.len()).sum();
+            forecast.parameters += counted as u64;
+            let state: usize = match job.layout.zero_stage {
+                0 => flat.len(),
+                _ => flat
+                    .parts()
+                    .iter()
+                    .map(|part| part.chunk(part.place).len())
+                    .sum(),
+            };
+            for (category, len) in
+                categories
+                    .iter_mut()
+                    .zip([flat.len(), flat.len(), moments * state])
+            {
+                category.1 += len;
+            }
+        }
         for (name, len) in categories {
             let most = forecast.memory.entry(name.to_string()).or_default();
             *most = (*most).max((len * width) as u64);
@@ -94,13 +96,14 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     }
     if job.layout.pp > 1 {
         let mbs = job.batch.microbatches() / job.layout.dp;
+        let segments = segments(&job.model, &job.layout, &mesh, width)?;
         let schedule = Schedule::new(job.layout.schedule, job.layout.pp, mbs, &segments)?;
         let time = StageTime {
             forward: 1.0,
             backward_input: 1.0,
             backward_weight: 1.0,
         };
-        let played = simulate(&schedule, &Durations::equal(job.layout.pp, time, 0.0))?;
+        let played = simulate(&schedule, &Durations::equal(job.layout.places(), time, 0.0))?;
         forecast.bubble = Some(played.bubble());
     }
     Ok(forecast)

@@ -59,14 +59,14 @@ pub struct Groups<C> {
 
 impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
     /// Makes the groups of a rank out of the communicator over all ranks; the pipeline's group,
-    /// which the stage owns, comes beside them.
+    /// which the stage owns, comes beside them. `flats` are the chunks of this rank.
     ///
     /// # Errors
     /// Where a group cannot be made.
     pub fn new(
         world: Communicator<T>,
         mesh: &DeviceMesh,
-        flat: &FlatLayout,
+        flats: &[&FlatLayout],
         order: Order,
     ) -> Result<(Self, Communicator<T>), Failure> {
         let rank = world.rank();
@@ -79,7 +79,10 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
             make(mesh.group(rank, &factors), name)
         };
         let (mut over, mut tie) = (BTreeMap::new(), BTreeMap::new());
-        for part in flat.parts() {
+        for (flat, part) in flats
+            .iter()
+            .flat_map(|f| f.parts().iter().map(move |p| (f, p)))
+        {
             for (label, factors) in [("dp", &part.shard), ("tp", &part.extra)] {
                 if !factors.is_empty() && !over.contains_key(factors) {
                     let name = format!("{label} gradients {factors:?}");

@@ -6,6 +6,7 @@
 use std::io;
 use std::path::Path;
 
+use quintet_parallel_layers::Architecture;
 use quintet_planner::config::ModelConfig;
 use serde_json::{Value, json};
 
@@ -99,6 +100,7 @@ impl Model {
                 rope_theta: ROPE_THETA,
                 norm_eps: 1e-5,
                 tied: true,
+                architecture: Architecture::LLAMA,
             },
             seq: 64,
             max_positions: 64,
@@ -190,6 +192,7 @@ fn bench_s() -> Model {
             rope_theta: ROPE_THETA,
             norm_eps: 1e-5,
             tied: false,
+            architecture: Architecture::LLAMA,
         },
         seq: 256,
         max_positions: 256,
@@ -210,6 +213,7 @@ fn bench_m() -> Model {
             rope_theta: ROPE_THETA,
             norm_eps: 1e-5,
             tied: false,
+            architecture: Architecture::LLAMA,
         },
         seq: 512,
         max_positions: 512,

@@ -11,12 +11,10 @@ use std::collections::BTreeMap;
 
 use quintet_collectives::transport::local::World;
 use quintet_kernels::{Cpu, Scalar};
-use quintet_zero::{gather_grads, gather_params};
 
 use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
-use crate::groups::Aside;
 use crate::job::{Dtype, Job};
 use crate::rank::{Begin, Rank};
 use crate::record::Step;
@@ -172,20 +170,21 @@ fn twin_step_as<E: Scalar>(job: &Job, samples: &Samples, proof: &Proof) -> Resul
     };
     let done = World::new(1)?.go(|comm| {
         let mut rank = Rank::<_, _, E>::new(job, Cpu::new(2), comm, Begin::Init)?;
-        rank.params.fill_with(|entry, index| {
-            E::from_f64(value(Some(&proof.before), &entry.spec.name, index))
-        })?;
-        rank.optimizer
-            .fill(proof.number - 1, |kind, entry, index| {
-                value(proof.state.get(kind), &entry.spec.name, index)
-            })?;
+        rank.fill_with(|entry, index| value(Some(&proof.before), &entry.spec.name, index))?;
+        for chunk in &mut rank.chunks {
+            chunk
+                .optimizer
+                .fill(proof.number - 1, |kind, entry, index| {
+                    value(proof.state.get(kind), &entry.spec.name, index)
+                })?;
+        }
         let done = rank.accumulate(samples, proof.number, false)?;
-        let grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
+        let grads = rank.full_grads()?;
         rank.update(
             learning_rate(proof.number, job.steps, &job.optimizer),
             done.norm,
         )?;
-        let params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
+        let params = rank.full_params()?;
         let (loss, count, norm) = (done.loss, done.count, done.norm);
         Ok::<_, Failure>(Step {
             loss,

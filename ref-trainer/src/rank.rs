@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use quintet_collectives::transport::Transport;
@@ -10,11 +11,15 @@ use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Schedule, Stage};
 use quintet_planner::config::validate;
-use quintet_planner::model::{StageLayer, flat_layout, mesh, stage_layers};
-use quintet_zero::{GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage};
+use quintet_planner::model::{StageLayer, flat_layout, mesh, segments, stage_layers};
+use quintet_zero::checkpoint::{Target, load};
+use quintet_zero::{
+    Entry, FlatLayout, Full, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
+    gather_grads, gather_params, gather_state,
+};
 
 use crate::failure::Failure;
-use crate::groups::{Counted, Groups, Traffic};
+use crate::groups::{Aside, Counted, Groups, Traffic};
 use crate::job::{Job, OptimizerKind};
 use crate::model::{Device, StageModel};
 
@@ -25,6 +30,20 @@ pub enum Begin {
     Init,
     /// Every parameter at random, norms too, so that a proof sees each of them at work.
     Random,
+}
+
+/// A part of the model that a rank holds (a virtual stage), with all that belongs to it.
+pub struct Chunk<B: Device, C: Collectives<B>, E: Scalar> {
+    /// Its layers.
+    pub model: StageModel,
+    /// Runs of layers, in the order backward reaches them.
+    pub segments: Vec<Range<usize>>,
+    /// Its parameters.
+    pub params: ParamStore<B, E>,
+    /// Their gradients.
+    pub grads: GradSync<B, C, E>,
+    /// My part of the optimizer.
+    pub optimizer: ShardedOptimizer<B, E>,
 }
 
 /// One rank of a run.
@@ -41,18 +60,10 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub groups: Groups<C>,
     /// The performer of the pipeline's actions.
     pub stage: Stage<B, C, E>,
-    /// My layers.
-    pub model: StageModel,
-    /// Runs of layers, in the order backward reaches them.
-    pub segments: Vec<Range<usize>>,
     /// The order of work of all stages.
     pub schedule: Schedule,
-    /// My parameters.
-    pub params: ParamStore<B, E>,
-    /// Their gradients.
-    pub grads: GradSync<B, C, E>,
-    /// My part of the optimizer.
-    pub optimizer: ShardedOptimizer<B, E>,
+    /// What I hold of the model, in the order of the model.
+    pub chunks: Vec<Chunk<B, C, E>>,
 }
 
 impl<'a, B: Device, T: Transport + Send + 'static, E: Scalar> Rank<'a, B, Communicator<T>, E>
@@ -73,37 +84,20 @@ where
         // A batch that replicas cannot share would be cut short without a word.
         validate(&job.model, layout, &job.batch)?;
         let mesh = mesh(layout)?;
-        let grad_bytes = size_of::<E::Acc>();
-        let flat = |rank| flat_layout(&job.model, layout, &mesh, rank, grad_bytes);
-        let mine = Arc::new(flat(rank)?);
+        let flats = flat_layouts(job, &mesh, rank, size_of::<E::Acc>())?;
         let order = if layout.any_order {
             Order::Any
         } else {
             Order::Rank
         };
-        let (groups, pp) = Groups::new(world, &mesh, &mine, order)?;
-        let stage_index = mesh.index(rank, Axis::Pp);
-        let per_stage = mesh.world() / layout.pp;
-        let segments: Vec<usize> = (0..layout.pp)
-            .map(|stage| Ok(flat(stage * per_stage)?.buckets().len()))
-            .collect::<Result<_, quintet_planner::Error>>()?;
-        let mbs = job.batch.microbatches() / layout.dp;
-        let layers: Vec<StageLayer> = stage_layers(&job.model, layout, &mesh, stage_index)?;
-        let zero = if layout.zero_stage == 0 {
-            ZeroStage::Ddp
-        } else {
-            ZeroStage::One
-        };
-        let partition = Partition::new(mine.clone(), zero)?;
-        let mut params = ParamStore::zeros(&device, &mine)?;
-        params.fill_with(|entry, index| {
-            E::from_f64(match begin {
-                Begin::Init => init_value(&entry.spec, job.seed, index),
-                Begin::Random => init_random(&entry.spec, job.seed, index),
-            })
-        })?;
-        let grads = GradSync::new(&device, &partition, &groups)?;
-        let optimizer = ShardedOptimizer::new(&device, &partition, rule(job), &params)?;
+        let (groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), order)?;
+        let schedule = schedule(job, &mesh, size_of::<E::Acc>())?;
+        let stage = mesh.index(rank, Axis::Pp);
+        let chunks = flats.iter().enumerate().map(|(chunk, flat)| {
+            let layers = stage_layers(&job.model, layout, &mesh, stage, chunk)?;
+            Chunk::new(job, &device, &groups, layers, flat, begin)
+        });
+        let chunks = chunks.collect::<Result<_, Failure>>()?;
         let boundary = boundary_len(job, &mesh, rank);
         Ok(Self {
             job,
@@ -112,9 +106,39 @@ where
             stage: Stage::new(device.clone(), pp, boundary),
             device,
             groups,
+            schedule,
+            chunks,
+        })
+    }
+}
+
+impl<B: Device, C: Collectives<B>, E: Scalar> Chunk<B, C, E> {
+    /// Layers with their parameters drawn as `begin` says, gradients and moments of zero.
+    ///
+    /// # Errors
+    /// Where memory is short or a group is missing.
+    pub fn new(
+        job: &Job,
+        device: &B,
+        groups: &Groups<C>,
+        layers: Vec<StageLayer>,
+        flat: &Arc<FlatLayout>,
+        begin: Begin,
+    ) -> Result<Self, Failure> {
+        let zero = ZeroStage::from_number(job.layout.zero_stage)?;
+        let partition = Partition::new(flat.clone(), zero)?;
+        let mut params = ParamStore::zeros(device, flat)?;
+        params.fill_with(|entry, index| {
+            E::from_f64(match begin {
+                Begin::Init => init_value(&entry.spec, job.seed, index),
+                Begin::Random => init_random(&entry.spec, job.seed, index),
+            })
+        })?;
+        let grads = GradSync::new(device, &partition, groups)?;
+        let optimizer = ShardedOptimizer::new(device, &partition, rule(job), &params)?;
+        Ok(Self {
             model: StageModel { layers },
-            segments: mine.segments(),
-            schedule: Schedule::new(layout.schedule, layout.pp, mbs, &segments)?,
+            segments: flat.segments(),
             params,
             grads,
             optimizer,
@@ -142,6 +166,100 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     pub fn traffic(&self) -> BTreeMap<&'static str, Traffic> {
         self.groups.traffic(self.stage.group())
     }
+
+    /// Sets every parameter of every chunk: `value(entry, logical index)`.
+    ///
+    /// # Errors
+    /// Where the device has no memory.
+    pub fn fill_with(
+        &mut self,
+        mut value: impl FnMut(&Entry, usize) -> f64,
+    ) -> Result<(), Failure> {
+        for chunk in &mut self.chunks {
+            let fill = |entry: &Entry, index| E::from_f64(value(entry, index));
+            chunk.params.fill_with(fill)?;
+        }
+        Ok(())
+    }
+
+    /// The whole model's parameters, on every rank, beside the traffic of training.
+    ///
+    /// # Errors
+    /// What a collective fails with.
+    pub fn full_params(&self) -> Result<Full, Failure> {
+        let stores: Vec<_> = self.chunks.iter().map(|c| &c.params).collect();
+        Ok(gather_params(&self.device, &stores, &Aside(&self.groups))?)
+    }
+
+    /// The whole model's reduced gradients, as [`Rank::full_params`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn full_grads(&self) -> Result<Full, Failure> {
+        let syncs = self.grads();
+        Ok(gather_grads(&self.device, &syncs, &Aside(&self.groups))?)
+    }
+
+    /// The whole optimizer state by kind, as [`Rank::full_params`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn full_state(&self) -> Result<BTreeMap<String, Full>, Failure> {
+        let optimizers: Vec<_> = self.chunks.iter().map(|c| &c.optimizer).collect();
+        let state = gather_state(&self.device, &optimizers, &Aside(&self.groups))?;
+        let named = |(kind, full): (&str, Full)| (kind.to_string(), full);
+        Ok(state.into_iter().map(named).collect())
+    }
+
+    /// Loads the newest checkpoint of `root` into all chunks, on all ranks together.
+    ///
+    /// # Errors
+    /// Where it is torn, foreign or of another model; nothing is changed then.
+    pub fn load(&mut self, root: &Path, optimizer: bool) -> Result<(), Failure> {
+        let mut targets = Vec::new();
+        for chunk in &mut self.chunks {
+            targets.push(Target {
+                params: &mut chunk.params,
+                optimizer: optimizer.then_some(&mut chunk.optimizer),
+            });
+        }
+        load(root, &self.device, &Aside(&self.groups), &mut targets)?;
+        Ok(())
+    }
+
+    /// The gradients of all chunks.
+    pub(crate) fn grads(&self) -> Vec<&GradSync<B, C, E>> {
+        self.chunks.iter().map(|c| &c.grads).collect()
+    }
+}
+
+/// Where the parameters of each chunk of a rank lie.
+fn flat_layouts(
+    job: &Job,
+    mesh: &DeviceMesh,
+    rank: usize,
+    grad_bytes: usize,
+) -> Result<Vec<Arc<FlatLayout>>, Failure> {
+    let flat = |chunk| {
+        let (model, layout) = (&job.model, &job.layout);
+        Ok(Arc::new(flat_layout(
+            model, layout, mesh, rank, chunk, grad_bytes,
+        )?))
+    };
+    (0..job.layout.chunks()).map(flat).collect()
+}
+
+/// References to them.
+pub fn by_ref(flats: &[Arc<FlatLayout>]) -> Vec<&FlatLayout> {
+    flats.iter().map(|flat| &**flat).collect()
+}
+
+/// The order of work of all stages.
+fn schedule(job: &Job, mesh: &DeviceMesh, grad_bytes: usize) -> Result<Schedule, Failure> {
+    let segments = segments(&job.model, &job.layout, mesh, grad_bytes)?;
+    let mbs = job.batch.microbatches() / job.layout.dp;
+    let kind = job.layout.schedule;
+    Ok(Schedule::new(kind, job.layout.pp, mbs, &segments)?)
 }
 
 /// The optimizer's rule of a job.

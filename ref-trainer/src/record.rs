@@ -7,12 +7,10 @@ use std::ops::Range;
 use quintet_collectives::Communicator;
 use quintet_collectives::transport::local::{Local, World};
 use quintet_kernels::{Cpu, Scalar};
-use quintet_zero::{gather_grads, gather_params};
 
 use crate::compare::Tensors;
 use crate::data::Samples;
 use crate::failure::Failure;
-use crate::groups::Aside;
 use crate::job::{Dtype, Job};
 use crate::rank::{Begin, Rank};
 use crate::schedule_lr::learning_rate;
@@ -89,9 +87,9 @@ pub fn record_on<E: Scalar>(
         let (mut steps, mut held) = (Vec::new(), Vec::new());
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
-            let grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
+            let grads = rank.full_grads()?;
             rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
-            let params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
+            let params = rank.full_params()?;
             held.extend(hashes(&rank, step)?);
             if rank.rank == 0 {
                 let (loss, count, norm) = (done.loss, done.count, done.norm);
@@ -126,17 +124,19 @@ where
     E: Scalar,
 {
     let mut all = Vec::new();
-    for entry in rank.params.layout().entries() {
-        let mut hasher = DefaultHasher::new();
-        for value in rank.params.read(entry)? {
-            value.to_f64().to_bits().hash(&mut hasher);
+    for params in rank.chunks.iter().map(|chunk| &chunk.params) {
+        for entry in params.layout().entries() {
+            let mut hasher = DefaultHasher::new();
+            for value in params.read(entry)? {
+                value.to_f64().to_bits().hash(&mut hasher);
+            }
+            all.push(Held {
+                step,
+                name: entry.spec.name.clone(),
+                part: entry.spec.local_box(&rank.mesh, rank.rank),
+                hash: hasher.finish(),
+            });
         }
-        all.push(Held {
-            step,
-            name: entry.spec.name.clone(),
-            part: entry.spec.local_box(&rank.mesh, rank.rank),
-            hash: hasher.finish(),
-        });
     }
     Ok(all)
 }

@@ -15,15 +15,15 @@ use quintet_collectives::ReduceOp;
 use quintet_kernels::{Collectives, Float, Scalar, Tag};
 use quintet_parallel_layers::Ctx;
 use quintet_parallel_layers::pipeline::{Action, Moment, StageTime, Work};
-use quintet_zero::{GradSync, ParamStore, clip_factor, grad_norm};
+use quintet_zero::{clip_factor, grad_norm};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::data::{Sample, Samples};
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::microbatch::upload;
-use crate::model::{Device, StageModel, StageSaved};
-use crate::rank::Rank;
+use crate::model::{Device, StageSaved};
+use crate::rank::{Chunk, Rank};
 
 /// What the forward and backward passes of a step leave, equal on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,7 +59,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             .collect();
         let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
-        self.grads.zero()?;
+        self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
         let actions = self.schedule.actions(self.stage_index());
         let mut pass = Pass {
             ctx: Ctx {
@@ -67,10 +67,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
-            model: &self.model,
-            segments: &self.segments,
-            params: &self.params,
-            grads: Some(&mut self.grads),
+            chunks: &mut self.chunks,
+            training: true,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
             saved: BTreeMap::new(),
@@ -80,10 +78,12 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         };
         self.stage.run(&actions, &mut pass)?;
         let (loss, times) = (pass.loss, pass.times);
-        self.grads.finish(&self.groups)?;
+        for chunk in &mut self.chunks {
+            chunk.grads.finish(&self.groups)?;
+        }
         let [loss, stop] = self.sum(&self.groups.world, [loss, f64::from(u8::from(stop))])?;
         let loss = if count > 0.0 { loss / count } else { 0.0 };
-        let norm = grad_norm(&self.device, &[&self.grads], &self.groups)?;
+        let norm = grad_norm(&self.device, &self.grads(), &self.groups)?;
         if !loss.is_finite() {
             return Err(Failure::aborted(format!(
                 "the loss of step {step} is {loss}, though every gradient is finite"
@@ -109,9 +109,16 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         } else {
             1.0
         };
-        Ok(self
-            .optimizer
-            .step(&mut self.params, &self.grads, &self.groups, lr, scale)?)
+        for Chunk {
+            params,
+            grads,
+            optimizer,
+            ..
+        } in &mut self.chunks
+        {
+            optimizer.step(params, grads, &self.groups, lr, scale)?;
+        }
+        Ok(())
     }
 
     /// Sum of the token losses over microbatches, forward alone, and the number of valid tokens,
@@ -129,10 +136,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
-            model: &self.model,
-            segments: &self.segments,
-            params: &self.params,
-            grads: None,
+            chunks: &mut self.chunks,
+            training: false,
             microbatches,
             weight: 1.0,
             saved: BTreeMap::new(),
@@ -169,14 +174,13 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
 struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     ctx: Ctx<'a, B, C>,
     groups: &'a Groups<C>,
-    model: &'a StageModel,
-    segments: &'a [std::ops::Range<usize>],
-    params: &'a ParamStore<B, E>,
-    /// None in an evaluation, which saves nothing for backward either.
-    grads: Option<&'a mut GradSync<B, C, E>>,
+    chunks: &'a mut [Chunk<B, C, E>],
+    /// An evaluation saves nothing for backward.
+    training: bool,
     microbatches: &'a [Vec<Sample>],
     weight: f64,
-    saved: BTreeMap<usize, StageSaved<B, C, E>>,
+    /// By microbatch and chunk.
+    saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
     clock: f64,
     times: StageTime,
@@ -196,16 +200,17 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     fn forward(
         &mut self,
         mb: usize,
-        _chunk: usize,
+        chunk: usize,
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
-        let done = self.model.forward(&self.ctx, self.params, batch, input)?;
+        let Chunk { model, params, .. } = &self.chunks[chunk];
+        let done = model.forward(&self.ctx, params, batch, input)?;
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
         }
-        if self.grads.is_some() {
-            self.saved.insert(mb, done.saved);
+        if self.training {
+            self.saved.insert((mb, chunk), done.saved);
         }
         Ok(done.output)
     }
@@ -213,30 +218,35 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     fn backward_input(
         &mut self,
         mb: usize,
-        _chunk: usize,
+        chunk: usize,
         segment: usize,
         dout: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
-        let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
-        let run = self.segments[segment].clone();
-        self.model
-            .backward_input(&self.ctx, self.params, saved, run, dout)
+        let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
+        let chunk = &self.chunks[chunk];
+        let run = chunk.segments[segment].clone();
+        chunk
+            .model
+            .backward_input(&self.ctx, &chunk.params, saved, run, dout)
     }
 
-    fn backward_weight(&mut self, mb: usize, _chunk: usize, segment: usize) -> Result<(), Failure> {
-        let saved = self.saved.get_mut(&mb).ok_or_else(unsaved)?;
-        let grads = self.grads.as_deref_mut().ok_or_else(unsaved)?;
-        let run = self.segments[segment].clone();
-        self.model.backward_weight(&self.ctx, saved, run, grads)?;
-        if segment + 1 == self.segments.len() {
-            self.saved.remove(&mb);
+    fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Failure> {
+        let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
+        let Chunk {
+            model,
+            segments,
+            grads,
+            ..
+        } = &mut self.chunks[chunk];
+        model.backward_weight(&self.ctx, saved, segments[segment].clone(), grads)?;
+        if segment + 1 == segments.len() {
+            self.saved.remove(&(mb, chunk));
         }
         Ok(())
     }
 
-    fn reduce_grads(&mut self, _chunk: usize, bucket: usize) -> Result<(), Failure> {
-        let grads = self.grads.as_deref_mut().ok_or_else(unsaved)?;
-        Ok(grads.reduce(self.groups, bucket)?)
+    fn reduce_grads(&mut self, chunk: usize, bucket: usize) -> Result<(), Failure> {
+        Ok(self.chunks[chunk].grads.reduce(self.groups, bucket)?)
     }
 
     fn on_action(&mut self, action: &Action, moment: Moment) {

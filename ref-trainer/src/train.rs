@@ -11,8 +11,7 @@ use quintet_collectives::transport::local::World;
 use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
 use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
-use quintet_zero::checkpoint::{Saved, Target, load, save};
-use quintet_zero::{gather_grads, gather_params, gather_state};
+use quintet_zero::checkpoint::{Saved, save};
 
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
@@ -148,11 +147,7 @@ fn run_rank<E: Scalar>(
 ) -> Result<Left, Failure> {
     let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
     if let Some(root) = &job.load {
-        let target = Target {
-            params: &mut rank.params,
-            optimizer: Some(&mut rank.optimizer),
-        };
-        load(root, &rank.device, &Aside(&rank.groups), &mut [target])?;
+        rank.load(root, true)?;
     }
     let say = |item| news.as_ref().map(|sender| sender.send(item));
     let mut left = Left::default();
@@ -167,7 +162,7 @@ fn run_rank<E: Scalar>(
         let lr = learning_rate(step, job.steps, &job.optimizer);
         let done = rank.accumulate(samples, step, stop.load(Ordering::Relaxed))?;
         if let Some(proof) = &mut proof {
-            proof.step.grads = gather_grads(&rank.device, &[&rank.grads], &Aside(&rank.groups))?;
+            proof.step.grads = rank.full_grads()?;
         }
         rank.update(lr, done.norm)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -176,7 +171,7 @@ fn run_rank<E: Scalar>(
         if let Some(mut proof) = proof {
             (proof.step.loss, proof.step.count, proof.step.norm) =
                 (done.loss, done.count, done.norm);
-            proof.step.params = gather_params(&rank.device, &[&rank.params], &Aside(&rank.groups))?;
+            proof.step.params = rank.full_params()?;
             if rank.rank == 0 {
                 left.proofs.push(proof);
             }
@@ -213,15 +208,10 @@ fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
 
 /// The full state before a step.
 fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof, Failure> {
-    let aside = Aside(&rank.groups);
-    let state = gather_state(&rank.device, &[&rank.optimizer], &aside)?;
     Ok(Proof {
         number,
-        before: gather_params(&rank.device, &[&rank.params], &aside)?,
-        state: state
-            .into_iter()
-            .map(|(kind, full)| (kind.to_string(), full))
-            .collect(),
+        before: rank.full_params()?,
+        state: rank.full_state()?,
         step: crate::record::Step::default(),
     })
 }
@@ -339,9 +329,11 @@ fn held_out<E: Scalar>(
 /// Saves all ranks' parts under `root`.
 fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<String, Failure> {
     let mut squares = rank.device.zeros::<f64>(Tag::Scratch, 1)?;
-    for part in 0..rank.params.layout().parts().len() {
-        rank.device
-            .add_squares::<E>(rank.params.part(part)?, Cpu::whole_mut(&mut squares))?;
+    for params in rank.chunks.iter().map(|chunk| &chunk.params) {
+        for part in 0..params.layout().parts().len() {
+            rank.device
+                .add_squares::<E>(params.part(part)?, Cpu::whole_mut(&mut squares))?;
+        }
     }
     let mut sum = [0.0];
     rank.device.download(Cpu::whole(&squares), &mut sum)?;
@@ -352,10 +344,13 @@ fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<S
         )));
     }
     let about = crate::checkpoint::about(rank.job, step)?;
-    let chunk = Saved {
-        params: &rank.params,
-        optimizer: &rank.optimizer,
-    };
-    let folder = save(root, &rank.device, &Aside(&rank.groups), &[chunk], &about)?;
+    let mut chunks = Vec::new();
+    for chunk in &rank.chunks {
+        chunks.push(Saved {
+            params: &chunk.params,
+            optimizer: &chunk.optimizer,
+        });
+    }
+    let folder = save(root, &rank.device, &Aside(&rank.groups), &chunks, &about)?;
     Ok(folder.display().to_string())
 }

@@ -246,7 +246,7 @@ fn a_bucket_whose_reduction_is_left_out() {
     // One segment less in the schedule: its bucket is never asked for.
     let plant: Plant = |rank| {
         let s = &rank.schedule;
-        let segments = vec![rank.segments.len() - 1; s.stages()];
+        let segments = vec![rank.chunks[0].segments.len() - 1; s.stages()];
         rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches(), &segments)?;
         Ok(())
     };
@@ -324,7 +324,8 @@ fn a_stage_of_another_model() {
         let mut model = rank.job.model.clone();
         model.rope_theta *= 1.0 + 1e-4;
         if rank.stage_index() == 1 {
-            rank.model.layers = stage_layers(&model, &rank.job.layout, &rank.mesh, 1)?;
+            let layers = stage_layers(&model, &rank.job.layout, &rank.mesh, 1, 0)?;
+            rank.chunks[0].model.layers = layers;
         }
         Ok(())
     };

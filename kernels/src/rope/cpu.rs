@@ -12,10 +12,10 @@ use crate::{Cpu, Error, Float, Real};
 /// Turns rows of `x_thd` by `pos_t`; any block of rows. See [`Rope::rope`].
 #[inline(always)]
 pub fn rope<E: Float>(spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) {
-    let (dim, half) = (spec.head_dim.max(1), spec.head_dim / 2);
+    let (dim, half) = (spec.head_dim.max(1), spec.rotary / 2);
     let sign = if spec.inverse { -1.0 } else { 1.0 };
     let frequencies: Vec<f64> = (0..half)
-        .map(|i| sign * libm::pow(spec.theta, -2.0 * i as f64 / dim as f64))
+        .map(|i| sign * libm::pow(spec.theta, -(i as f64) / half as f64))
         .collect();
     let (mut sines, mut cosines) = (
         alloc::vec![E::Acc::ZERO; half],
@@ -29,7 +29,7 @@ pub fn rope<E: Float>(spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) {
             (*sin, *cos) = (E::Acc::from_f64(s), E::Acc::from_f64(c));
         }
         for head in x.chunks_exact_mut(dim) {
-            let (first, second) = head.split_at_mut(half);
+            let (first, second) = head[..2 * half].split_at_mut(half);
             let turns = sines.iter().zip(&cosines);
             for ((a, b), (&sin, &cos)) in first.iter_mut().zip(second).zip(turns) {
                 let (x, y) = (a.to_acc(), b.to_acc());
@@ -43,8 +43,8 @@ pub fn rope<E: Float>(spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) {
 impl Rope for Cpu {
     fn rope<E: Float>(&self, spec: &RopeSpec, pos_t: &[i32], x_thd: &mut [E]) -> Result<(), Error> {
         let op = "rope";
-        if !spec.head_dim.is_multiple_of(2) {
-            let why = "head_dim must be even: element i turns with element i + head_dim / 2";
+        if !spec.rotary.is_multiple_of(2) || spec.rotary > spec.head_dim {
+            let why = "rotary must be even and at most head_dim: element i turns with element i + rotary / 2";
             return Err(Error::Spec { op, why });
         }
         let token = spec.heads.saturating_mul(spec.head_dim);

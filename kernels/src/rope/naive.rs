@@ -5,15 +5,15 @@ use alloc::vec::Vec;
 use super::RopeSpec;
 
 /// `x_thd` turned by `pos_t`: `(a, b) -> (a cos - b sin, a sin + b cos)` for element i of the
-/// first half of each head and element i of the second.
+/// first half of what turns of each head and element i of the second.
 #[must_use]
 pub fn rope(spec: &RopeSpec, pos: &[i32], x: &[f64]) -> Vec<f64> {
-    let (d, half) = (spec.head_dim, spec.head_dim / 2);
+    let (d, half) = (spec.head_dim, spec.rotary / 2);
     let mut y = x.to_vec();
     for t in 0..spec.rows {
         for h in 0..spec.heads {
             for i in 0..half {
-                let exponent = -2.0 * i as f64 / d as f64;
+                let exponent = -2.0 * i as f64 / spec.rotary as f64;
                 let mut angle = f64::from(pos[t]) * libm::pow(spec.theta, exponent);
                 if spec.inverse {
                     angle = -angle;

@@ -15,23 +15,33 @@ fn turn<B: Rope, E: Float>(device: &B, spec: &RopeSpec, pos: &[i32], x: &[f64]) 
 }
 
 fn cases() -> impl Iterator<Item = (RopeSpec, Vec<i32>, Draw)> {
-    [(4, 2, 8), (3, 1, 2), (0, 2, 4), (7, 3, 34), (40, 4, 128)]
-        .into_iter()
-        .map(|(rows, heads, head_dim)| {
-            let mut draw = Draw::new((rows + head_dim) as u64);
-            let mut pos: Vec<i32> = (0..rows).map(|_| draw.below(100_000) as i32).collect();
-            if let Some(first) = pos.first_mut() {
-                *first = 0;
-            }
-            let spec = RopeSpec {
-                rows,
-                heads,
-                head_dim,
-                theta: 10_000.0,
-                inverse: false,
-            };
-            (spec, pos, draw)
-        })
+    [
+        (4, 2, 8, 8),
+        (3, 1, 2, 2),
+        (0, 2, 4, 4),
+        (7, 3, 34, 34),
+        (40, 4, 128, 128),
+        (5, 3, 7, 4),
+        (6, 2, 10, 10),
+        (3, 2, 6, 0),
+    ]
+    .into_iter()
+    .map(|(rows, heads, head_dim, rotary)| {
+        let mut draw = Draw::new((rows + head_dim) as u64);
+        let mut pos: Vec<i32> = (0..rows).map(|_| draw.below(100_000) as i32).collect();
+        if let Some(first) = pos.first_mut() {
+            *first = 0;
+        }
+        let spec = RopeSpec {
+            rows,
+            heads,
+            head_dim,
+            rotary,
+            theta: 10_000.0,
+            inverse: false,
+        };
+        (spec, pos, draw)
+    })
 }
 
 pub fn turns<B: Rope, E: Float>(device: &B) {
@@ -51,18 +61,21 @@ pub fn turns<B: Rope, E: Float>(device: &B) {
             }
         }
     }
-    // An odd head cannot be halved.
-    let spec = RopeSpec {
-        rows: 1,
-        heads: 1,
-        head_dim: 3,
-        theta: 1e4,
-        inverse: false,
-    };
-    let pos = up_raw(device, &[1]);
-    let mut x = up::<B, E>(device, &[0.0; 3]);
-    let refused = device.rope::<E>(&spec, B::whole(&pos), B::whole_mut(&mut x));
-    assert!(matches!(refused, Err(Error::Spec { .. })));
+    // What is odd cannot be halved, and no more can turn than there is.
+    for rotary in [3, 6] {
+        let spec = RopeSpec {
+            rows: 1,
+            heads: 1,
+            head_dim: 4,
+            rotary,
+            theta: 1e4,
+            inverse: false,
+        };
+        let pos = up_raw(device, &[1]);
+        let mut x = up::<B, E>(device, &[0.0; 4]);
+        let refused = device.rope::<E>(&spec, B::whole(&pos), B::whole_mut(&mut x));
+        assert!(matches!(refused, Err(Error::Spec { .. })));
+    }
 }
 
 pub fn inverse_is_the_adjoint<B: Rope, E: Float>(device: &B) {

@@ -74,6 +74,7 @@ fn perform<E: Float>(device: &Cpu) -> (Vec<Vec<E>>, Vec<Vec<E::Acc>>) {
         rows,
         heads: 13,
         head_dim: DIM / 13,
+        rotary: DIM / 13,
         theta: 1e4,
         inverse: false,
     };

@@ -4,8 +4,8 @@ use quintet_collectives::{DeviceMesh, ParamSpec, Placement};
 use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, RowParallelLinear, SelfAttention,
-    SwiGluMlp, VocabParallelEmbedding,
+    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, Mlp, RowParallelLinear,
+    SelfAttention, VocabParallelEmbedding,
 };
 
 use super::{Batch, TestCtx, Tokens, Trio, on_tp, value};
@@ -141,8 +141,8 @@ pub fn attention(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<S
     model(layer, mesh, tokens, spec)
 }
 
-pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<SwiGluMlp> {
-    let layer = SwiGluMlp::new(mesh, "mlp", spec).unwrap();
+pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<Mlp> {
+    let layer = Mlp::new(mesh, "mlp", spec).unwrap();
     model(layer, mesh, tokens, spec)
 }
 
@@ -209,17 +209,14 @@ impl Trio for Model<SelfAttention> {
         dy: CpuBuf<f64>,
         grads: &mut [&mut [f64]],
     ) -> Done {
-        let weights: [&[f64]; 4] = params.try_into().unwrap();
-        let (y, saved) = self.layer.forward(ctx, batch, weights, x)?;
-        let (dx, saved) = self.layer.backward_input(ctx, batch, weights, saved, &dy)?;
-        let grads: &mut [&mut [f64]; 4] = grads.try_into().unwrap();
-        let grads = grads.each_mut().map(|g| &mut **g);
+        let (y, saved) = self.layer.forward(ctx, batch, params, x)?;
+        let (dx, saved) = self.layer.backward_input(ctx, batch, params, saved, &dy)?;
         self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
         Ok((y, dx))
     }
 }
 
-impl Trio for Model<SwiGluMlp> {
+impl Trio for Model<Mlp> {
     fn input(&self) -> Option<ParamSpec> {
         Some(self.outside("x"))
     }
@@ -241,11 +238,8 @@ impl Trio for Model<SwiGluMlp> {
         dy: CpuBuf<f64>,
         grads: &mut [&mut [f64]],
     ) -> Done {
-        let weights: [&[f64]; 3] = params.try_into().unwrap();
-        let (y, saved) = self.layer.forward(ctx, batch, weights, x)?;
-        let (dx, saved) = self.layer.backward_input(ctx, batch, weights, saved, &dy)?;
-        let grads: &mut [&mut [f64]; 3] = grads.try_into().unwrap();
-        let grads = grads.each_mut().map(|g| &mut **g);
+        let (y, saved) = self.layer.forward(ctx, batch, params, x)?;
+        let (dx, saved) = self.layer.backward_input(ctx, batch, params, saved, &dy)?;
         self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
         Ok((y, dx))
     }

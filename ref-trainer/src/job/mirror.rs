@@ -1,6 +1,8 @@
 //! How the planner's types are spelt in a file; the planner itself knows no file.
 
+use quintet_parallel_layers::norm::NormKind;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, MlpKind, Positions};
 use quintet_planner::config::{Batch, Layout, ModelConfig};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +19,49 @@ pub(super) struct ModelDef {
     rope_theta: f64,
     norm_eps: f64,
     tied: bool,
+    #[serde(default = "llama", with = "ArchitectureDef")]
+    architecture: Architecture,
+}
+
+/// A file that says nothing of it means a Llama.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Architecture", deny_unknown_fields)]
+struct ArchitectureDef {
+    #[serde(with = "NormKindDef")]
+    norm: NormKind,
+    #[serde(with = "MlpKindDef")]
+    mlp: MlpKind,
+    #[serde(with = "PositionsDef")]
+    positions: Positions,
+    qkv_bias: bool,
+    out_bias: bool,
+    qk_norm: bool,
+}
+
+fn llama() -> Architecture {
+    Architecture::LLAMA
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "NormKind", rename_all = "snake_case")]
+enum NormKindDef {
+    Rms,
+    Layer,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MlpKind", rename_all = "snake_case")]
+enum MlpKindDef {
+    SwiGlu,
+    Gelu,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Positions", rename_all = "snake_case")]
+enum PositionsDef {
+    Rotary,
+    PartRotary(usize),
+    Learned(usize),
 }
 
 #[derive(Serialize, Deserialize)]

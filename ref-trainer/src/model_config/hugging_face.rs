@@ -1,5 +1,6 @@
 //! The keys of a `config.json`, read one by one: taken, defaulted as Hugging Face does, or refused.
 
+use quintet_parallel_layers::Architecture;
 use quintet_planner::config::ModelConfig;
 use serde_json::{Map, Value, json};
 
@@ -37,6 +38,7 @@ pub(super) fn read(keys: &Map<String, Value>) -> Result<Model, String> {
         norm_eps: number(keys, "rms_norm_eps")?
             .ok_or("rms_norm_eps is missing; a Llama has one, often 1e-5")?,
         tied: flag(keys, "tie_word_embeddings")?,
+        architecture: Architecture::LLAMA,
     };
     if !config.heads.is_multiple_of(config.kv_heads) {
         return Err(format!(

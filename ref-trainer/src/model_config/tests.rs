@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::Map;
 
 use super::*;
+use quintet_parallel_layers::Architecture;
 
 fn good() -> Map<String, Value> {
     let text = r#"{
@@ -39,6 +40,7 @@ fn a_llama_file_is_read() {
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
         tied: false,
+        architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
     assert_eq!(model.max_positions, 2048);

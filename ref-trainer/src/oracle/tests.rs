@@ -1,5 +1,6 @@
 //! The oracle judged by what needs no second model: differences, symmetries, closed forms.
 
+use quintet_parallel_layers::Architecture;
 use quintet_parallel_layers::philox::Stream;
 
 use super::*;
@@ -19,6 +20,7 @@ fn small(tied: bool) -> ModelConfig {
         rope_theta: 100.0,
         norm_eps: 1e-5,
         tied,
+        architecture: Architecture::LLAMA,
     }
 }
 

@@ -8,7 +8,7 @@ use quintet_parallel_layers::init::init_random;
 use quintet_planner::model::{StageLayer, tied};
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::groups::Groups;
-use quintet_ref_trainer::rank::rule;
+use quintet_ref_trainer::rank::{by_ref, rule};
 use quintet_ref_trainer::record::Recorded;
 use quintet_zero::{
     FlatLayout, GradSync, LayoutSpec, ParamStore, Partition, ShardedOptimizer, ZeroStage,
@@ -20,10 +20,10 @@ pub fn set<E: Scalar>(
     value: impl Fn(&str, usize, f64) -> f64,
 ) -> Result<(), Failure> {
     let seed = rank.job.seed;
-    Ok(rank.params.fill_with(|entry, index| {
+    rank.fill_with(|entry, index| {
         let before = E::from_f64(init_random(&entry.spec, seed, index));
-        E::from_f64(value(&entry.spec.name, index, before.to_f64()))
-    })?)
+        value(&entry.spec.name, index, before.to_f64())
+    })
 }
 
 /// Builds everything that follows from the ledger again, from lines that `change` has changed.
@@ -45,23 +45,30 @@ fn rebuild(
     change: impl Fn(&mut ParamSpec),
     tied: &[quintet_zero::Tied],
 ) -> Result<(), Failure> {
-    let mut specs: Vec<Vec<ParamSpec>> = rank.model.layers.iter().map(StageLayer::params).collect();
-    specs.iter_mut().flatten().for_each(change);
-    let spec = LayoutSpec {
-        bucket_bytes: rank.job.layout.bucket_bytes,
-        element_bytes: size_of::<f64>(),
-        tied,
-    };
-    let flat = Arc::new(FlatLayout::build(&specs, &rank.mesh, rank.rank, &spec)?);
+    let mut flats = Vec::new();
+    for chunk in &rank.chunks {
+        let layers = chunk.model.layers.iter().map(StageLayer::params);
+        let mut specs: Vec<Vec<ParamSpec>> = layers.collect();
+        specs.iter_mut().flatten().for_each(&change);
+        let spec = LayoutSpec {
+            bucket_bytes: rank.job.layout.bucket_bytes,
+            element_bytes: size_of::<f64>(),
+            tied,
+        };
+        let flat = FlatLayout::build(&specs, &rank.mesh, rank.rank, &spec)?;
+        flats.push(Arc::new(flat));
+    }
     let everyone = ProcessGroup::whole(rank.mesh.world(), rank.rank)?;
     let order = rank.groups.world.order();
     let world = rank.groups.world.subgroup(&everyone, "planted")?;
-    let (groups, _) = Groups::new(world, &rank.mesh, &flat, order)?;
+    let (groups, _) = Groups::new(world, &rank.mesh, &by_ref(&flats), order)?;
     rank.groups = groups;
-    rank.params = ParamStore::zeros(&rank.device, &flat)?;
+    for (chunk, flat) in rank.chunks.iter_mut().zip(&flats) {
+        chunk.params = ParamStore::zeros(&rank.device, flat)?;
+    }
     set(rank, |_, _, was| was)?;
     let stage = ZeroStage::from_number(rank.job.layout.zero_stage)?;
-    partition(rank, &flat, stage, stage)
+    stages(rank, stage, stage)
 }
 
 /// Partitions gradients by one stage and the optimizer by another.
@@ -70,19 +77,12 @@ pub fn stages(
     gradients: ZeroStage,
     optimizer: ZeroStage,
 ) -> Result<(), Failure> {
-    let flat = rank.params.layout().clone();
-    partition(rank, &flat, gradients, optimizer)
-}
-
-fn partition(
-    rank: &mut Recorded<'_, f64>,
-    flat: &Arc<FlatLayout>,
-    gradients: ZeroStage,
-    optimizer: ZeroStage,
-) -> Result<(), Failure> {
-    let of = |stage| Partition::new(flat.clone(), stage);
-    rank.grads = GradSync::new(&rank.device, &of(gradients)?, &rank.groups)?;
-    let rule = rule(rank.job);
-    rank.optimizer = ShardedOptimizer::new(&rank.device, &of(optimizer)?, rule, &rank.params)?;
+    for chunk in &mut rank.chunks {
+        let of = |stage| Partition::new(chunk.params.layout().clone(), stage);
+        let (gradients, optimizer) = (of(gradients)?, of(optimizer)?);
+        chunk.grads = GradSync::new(&rank.device, &gradients, &rank.groups)?;
+        let rule = rule(rank.job);
+        chunk.optimizer = ShardedOptimizer::new(&rank.device, &optimizer, rule, &chunk.params)?;
+    }
     Ok(())
 }

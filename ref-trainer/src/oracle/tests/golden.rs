@@ -2,6 +2,7 @@
 //! The numbers are printed by `assets/oracle_golden.py`.
 
 use super::super::*;
+use quintet_parallel_layers::Architecture;
 
 const LOSS: f64 = 3.089474455089004;
 
@@ -61,6 +62,7 @@ fn hugging_face_computes_the_same() {
         rope_theta: 100.0,
         norm_eps: 1e-5,
         tied: false,
+        architecture: Architecture::LLAMA,
     };
     let mut params = Params::new();
     for (k, (name, shape)) in param_shapes(&config).into_iter().enumerate() {
