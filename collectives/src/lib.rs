@@ -7,12 +7,13 @@
 //!   round 0    0 --> 1 --> 2 --> 3 --> 0                Communicator --plan--> Performer
 //!   round 1    0 --> 1 --> 2 --> 3 --> 0                                          |
 //!   ...        each arrow: a chunk, folded                                    Transport
-//!              onto what the next rank has              local (threads), sim (one thread), yours
+//!              onto what the next rank has         local (threads), socket (processes), sim, yours
 //! ```
 //!
 //! Read in this order: [`chunk`], [`element`], [`group`], [`plan`] (the table of rounds and bytes),
 //! [`order`] (which plan when), [`plan::check`], [`transport`], [`performer`], [`communicator`],
-//! [`transport::local`].
+//! [`transport::local`]. For processes: [`environment`], [`store`], [`process`],
+//! [`transport::socket`], [`launch`].
 //!
 //! # Words
 //!
@@ -23,11 +24,13 @@
 //! * **fold**: to combine contributions; **partial**: a fold that is not complete.
 //! * **slot**: where a contribution is kept apart until its owner folds it in rank order.
 //! * **call**: one rank's next collective; **mismatch**: two ranks whose calls differ.
+//! * **run**, **generation**: processes that belong together; how often they were put together anew.
 //!
 //! # What is not here
 //!
-//! Devices, streams, sockets, launchers. Without the feature `std` also threads and clocks:
-//! `Communicator`, `World`, `Pending`; plans, checker, performer and simulation remain.
+//! Devices and streams. Without the feature `std` also threads, clocks, sockets and processes:
+//! `Communicator`, `World`, `Pending`, `Process`; plans, checker, performer and simulation remain.
+//! Sockets and processes need a unix.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -61,6 +61,20 @@ impl<T: Transport> Link<T> {
         Ok(refused)
     }
 
+    /// Sends `elements` from where they lie, counted, if the transport can.
+    ///
+    /// # Errors
+    /// Those of [`Transport::send_bytes`].
+    pub fn send_from<E: Element>(&mut self, to: usize, tag: Tag, elements: &[E]) -> Result<bool> {
+        let bytes = bytemuck::cast_slice(elements);
+        let sent = self.transport.send_bytes(to, tag, E::DTYPE, bytes)?;
+        if sent {
+            self.bytes += bytes.len() as u64;
+            self.messages += 1;
+        }
+        Ok(sent)
+    }
+
     /// A message from `from` that must hold `len` elements of `E`.
     ///
     /// # Errors
@@ -108,7 +122,10 @@ impl<T: Transport> Link<T> {
 
     /// Keeps the storage of a finished message; of too many the smallest goes.
     pub fn recycle(&mut self, message: Message) {
-        self.spare.push(message.into_storage());
+        let Some(storage) = self.transport.recycle(message.into_storage()) else {
+            return;
+        };
+        self.spare.push(storage);
         if self.spare.len() > SPARE {
             let sizes = self.spare.iter().enumerate();
             let smallest = sizes
@@ -277,7 +294,7 @@ impl Performer {
                 self.work(local, link, view);
             }
             match self.rounds.next() {
-                Some(round) => self.enter(round, link, view),
+                Some(round) => self.enter(round, link, view)?,
                 None => return link.transport.confirmed(self.call.sequence),
             }
         }
@@ -320,21 +337,31 @@ impl Performer {
         round: Round,
         link: &mut Link<T>,
         view: &View<'_, E>,
-    ) {
+    ) -> Result<()> {
         let tag = Tag::Collective(self.call.sequence);
         for send in round.sends {
-            let message = match send.what {
-                What::Input(range) => copied(tag, view.input(range), link),
-                What::Output(range) => copied(tag, view.output(range), link),
-                What::Partial(range) => match self.partial.take() {
-                    Some(partial) => partial,
-                    None => widened(tag, view.input(range), link),
-                },
+            let elements = match send.what {
+                What::Input(range) => view.input(range),
+                What::Output(range) => view.output(range),
+                What::Partial(range) => {
+                    let message = match self.partial.take() {
+                        Some(partial) => partial,
+                        None => widened(tag, view.input(range), link),
+                    };
+                    self.outbox.push_back((send.to, message));
+                    continue;
+                }
             };
-            self.outbox.push_back((send.to, message));
+            // What waits for room keeps its place before what comes after it.
+            let waits = self.outbox.iter().any(|(to, _)| *to == send.to);
+            if waits || !link.send_from(send.to, tag, elements)? {
+                let message = copied(tag, elements, link);
+                self.outbox.push_back((send.to, message));
+            }
         }
         self.missing = round.recvs;
         self.then = Some(round.then);
+        Ok(())
     }
 
     fn push_out<T: Transport>(&mut self, link: &mut Link<T>) -> Result<()> {

@@ -32,8 +32,8 @@ use crate::{
 /// process::from_env()?.run(|comm| {
 ///     let mut x = [comm.rank() as f32];
 ///     comm.all_reduce(&mut x, ReduceOp::Sum)
-/// })
-/// # as quintet_collectives::Result<()>
+/// })?;
+/// # Ok::<(), quintet_collectives::Error>(())
 /// ```
 ///
 /// # Errors

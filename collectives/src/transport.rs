@@ -55,6 +55,20 @@ pub trait Transport {
     /// The group's poison, or [`Error::PeerLost`].
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>>;
 
+    /// Sends the message that these bytes are, without asking for room, straight from where they lie
+    /// as far as that goes; false where this transport has no such way and nothing was sent.
+    ///
+    /// # Errors
+    /// Those of [`Transport::try_send`].
+    fn send_bytes(&mut self, _to: usize, _tag: Tag, _dtype: DType, _bytes: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Takes the storage of a finished message for one to come, or gives it back.
+    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
+        Some(storage)
+    }
+
     /// The oldest message of this tag from this peer, if there is one.
     ///
     /// # Errors

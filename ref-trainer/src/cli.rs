@@ -45,6 +45,13 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
+    /// Start ranks as processes of a command.
+    Launch {
+        /// How many.
+        ranks: usize,
+        /// Program and arguments.
+        command: Vec<OsString>,
+    },
     /// Help or version was asked for: print this on stdout and exit 0.
     Print(String),
 }
@@ -77,6 +84,11 @@ where
         Err(error) if error.use_stderr() => return Err(Failure::usage(sentence(&error))),
         Err(help) => return Ok(Command::Print(painted(&help, &env))),
     };
+    if let Some(Sub::Launch(args)) = cli.subcommand {
+        // It may itself be started by a launcher: its ranks are told their own places.
+        let (ranks, command) = (args.ranks.get(), args.command);
+        return Ok(Command::Launch { ranks, command });
+    }
     refuse::environment(&env)?;
     match cli.subcommand {
         None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
@@ -201,8 +213,8 @@ enum Sub {
     Convert(Unbuilt),
     /// Not built yet: refused
     Trace(Unbuilt),
-    /// Not built yet: refused
-    Launch(Unbuilt),
+    /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
+    Launch(LaunchArgs),
     /// Not built yet: refused
     Precompile(Unbuilt),
 }
@@ -232,6 +244,16 @@ struct EvalArgs {
     batch: args::BatchArgs,
     #[command(flatten)]
     device: args::DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+struct LaunchArgs {
+    /// Ranks to start
+    #[arg(short = 'n', long = "ranks", value_name = "N")]
+    ranks: std::num::NonZeroUsize,
+    /// The command, after `--`
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

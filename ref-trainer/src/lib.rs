@@ -10,6 +10,7 @@ pub mod failure;
 pub mod forecast;
 pub mod groups;
 pub mod job;
+pub mod launch;
 pub mod microbatch;
 pub mod model;
 pub mod model_config;

@@ -37,6 +37,8 @@ pub(super) struct Report {
     pub(super) sequence: u64,
     pub(super) peer: Option<usize>,
     pub(super) what: String,
+    /// Whether it is a collective that this rank has announced.
+    pub(super) called: bool,
 }
 
 /// Acts of one track go one after another; those of different tracks go side by side.
@@ -102,6 +104,7 @@ impl Run {
                     sequence: performer.call().sequence,
                     peer,
                     what,
+                    called: true,
                 }
             }
             None => Report {
@@ -109,6 +112,7 @@ impl Run {
                 sequence: 0,
                 peer: None,
                 what: String::from("its start"),
+                called: false,
             },
         }
     }
@@ -294,6 +298,7 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
             sequence: self.tag,
             peer: Some(self.to),
             what,
+            called: false,
         }
     }
     fn track(&self) -> Track {
@@ -357,6 +362,7 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
             sequence: self.tag,
             peer: Some(self.from),
             what,
+            called: false,
         }
     }
     fn track(&self) -> Track {

@@ -304,7 +304,8 @@ impl<T: Transport + Send + 'static> Core<T> {
     fn timeout(&self, engine: &Engine<T>, report: Report, waited: Duration, track: Track) -> Error {
         let transport = &engine.link.transport;
         // Who has not even called is to blame before whoever waits for it in turn.
-        let absent = (track == Track::Collective)
+        let absent = report
+            .called
             .then(|| transport.absent(report.sequence))
             .flatten()
             .filter(|&absent| absent != transport.rank());

@@ -22,17 +22,18 @@ use std::{
     vec::Vec,
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 
 use super::{MAX_KEY, MAX_VALUE, Store, fits, late, sum};
 use crate::{
     Error, Result,
     transport::socket::{
         handshake::{
-            Identity, OTHER_RUN, PATIENCE, Purpose, Refusal, introduce, read_exact, receive,
+            Hello, Identity, OTHER_RUN, PATIENCE, Purpose, Refusal, introduce, read_exact, receive,
             run_digest, write_all,
         },
         stream::{Listener, Stream, attempt},
+        waker::Waker,
     },
 };
 
@@ -126,10 +127,12 @@ struct Shared {
     changed: Condvar,
     clients: AtomicUsize,
     closing: AtomicBool,
+    /// Rings when it closes.
+    waker: Waker,
 }
 
-/// Connections served at a time.
-const CLIENTS: usize = 16 << 10;
+/// Strangers heard at a time; more are turned away at once.
+const GUESTS: usize = 256;
 
 /// How long a server that is dropped waits for those who still ask.
 const LINGER: Duration = Duration::from_secs(10);
@@ -149,6 +152,7 @@ impl StoreServer {
             changed: Condvar::new(),
             clients: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
+            waker: Waker::new()?,
         });
         let serving = shared.clone();
         let acceptor = thread::Builder::new()
@@ -181,6 +185,7 @@ impl Drop for StoreServer {
         }
         self.shared.closing.store(true, Ordering::Release);
         self.shared.changed.notify_all();
+        self.shared.waker.wake();
         if let Some(acceptor) = self.acceptor.take() {
             // It has nothing to say.
             let _ = acceptor.join();
@@ -191,23 +196,34 @@ impl Drop for StoreServer {
 fn accept(listener: &Listener, shared: &Arc<Shared>) {
     let guests = Arc::new(AtomicUsize::new(0));
     while !shared.closing.load(Ordering::Acquire) {
-        let mut fds = [PollFd::new(listener, PollFlags::IN)];
-        let pause = Timespec {
-            tv_sec: 0,
-            tv_nsec: 20_000_000,
-        };
+        let mut fds = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(&shared.waker, PollFlags::IN),
+        ];
         // Nothing to accept is found out below.
-        let _ = rustix::event::poll(&mut fds, Some(&pause));
-        while let Ok(Some(stream)) = listener.accept() {
-            if guests.load(Ordering::Acquire) >= CLIENTS {
+        let _ = rustix::event::poll(&mut fds, None);
+        loop {
+            let stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => break,
+                Err(_) => {
+                    // No descriptor is free, say: the next moment may be better.
+                    thread::sleep(Duration::from_millis(20));
+                    break;
+                }
+            };
+            if guests.fetch_add(1, Ordering::AcqRel) >= GUESTS {
+                guests.fetch_sub(1, Ordering::AcqRel);
                 continue;
             }
-            guests.fetch_add(1, Ordering::AcqRel);
-            let (shared, count) = (shared.clone(), guests.clone());
+            let (shared, heard) = (shared.clone(), guests.clone());
             let thread = thread::Builder::new().name(String::from("store client"));
             let spawned = thread.spawn(move || {
-                serve(&stream, &shared);
-                count.fetch_sub(1, Ordering::AcqRel);
+                let known = greet(&stream, &shared);
+                heard.fetch_sub(1, Ordering::AcqRel);
+                if known {
+                    serve(&stream, &shared);
+                }
             });
             if spawned.is_err() {
                 guests.fetch_sub(1, Ordering::AcqRel);
@@ -216,19 +232,20 @@ fn accept(listener: &Listener, shared: &Arc<Shared>) {
     }
 }
 
-fn serve(stream: &Stream, shared: &Shared) {
-    let by = Instant::now() + PATIENCE;
-    let of_this_run = |hello: &_| -> u8 {
-        let hello: &crate::transport::socket::handshake::Hello = hello;
+/// Whether somebody of this run is at the other end.
+fn greet(stream: &Stream, shared: &Shared) -> bool {
+    let of_this_run = |hello: &Hello| {
         if hello.run == shared.me.run && hello.purpose == Purpose::Store {
             0
         } else {
             OTHER_RUN
         }
     };
-    if receive(stream, &shared.me, by, of_this_run).is_err() {
-        return;
-    }
+    let by = Instant::now() + PATIENCE;
+    receive(stream, &shared.me, by, of_this_run).is_ok()
+}
+
+fn serve(stream: &Stream, shared: &Shared) {
     stream.tune();
     shared.clients.fetch_add(1, Ordering::AcqRel);
     // A client that is gone, or that asks for nothing that can be, is served no longer.

@@ -32,7 +32,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::{
-    Error, Result,
+    DType, Error, Result,
     transport::{Call, Control, Message, Tag, Transport, Wait, checked_members},
 };
 
@@ -46,7 +46,7 @@ mod join;
 mod mesh;
 mod seat;
 pub(crate) mod stream;
-mod waker;
+pub(crate) mod waker;
 
 pub use join::{Join, Kind};
 pub use seat::Seat;
@@ -117,6 +117,32 @@ impl Sockets {
         false
     }
 
+    /// The frame of a message, with my call where it is the first about it to that member.
+    fn message(&mut self, to: usize, tag: Tag, dtype: DType, len: usize) -> frame::Frame {
+        let mut call = None;
+        if let Tag::Collective(sequence) = tag
+            && self.told[to] <= sequence
+        {
+            call = self.call.filter(|call| call.sequence == sequence);
+            self.told[to] = sequence + 1;
+        }
+        frame::Frame {
+            tag,
+            dtype,
+            call,
+            ..self.mesh.frame(&self.group, Purpose::Data, len as u64)
+        }
+    }
+
+    /// The same with the payload's checksum, where this run has them.
+    fn summed(&self, frame: frame::Frame, payload: &[u8]) -> frame::Frame {
+        let payload_crc = self.mesh.payload_crc.then(|| crc32c::crc32c(payload));
+        frame::Frame {
+            payload_crc,
+            ..frame
+        }
+    }
+
     /// Tells my call to those whom no message of it has reached.
     fn tell_rest(&mut self, sequence: u64) {
         let Some(call) = self.call.filter(|call| call.sequence == sequence) else {
@@ -165,6 +191,8 @@ impl Sockets {
             }
         }
         poll(&mut fds, timeout);
+        // What this thread brings itself need not wake it.
+        lock(&group.inbox).park(false);
         if !fds[0].revents().is_empty() {
             group.waker.hush();
         }
@@ -209,30 +237,38 @@ impl Transport for Sockets {
         if matches!(message.tag, Tag::User(_)) && !self.has_room(to, message.bytes() as u64) {
             return Ok(Some(message));
         }
-        let mut frame = frame::Frame {
-            tag: message.tag,
-            dtype: message.dtype,
-            ..self
-                .mesh
-                .frame(&self.group, Purpose::Data, message.len() as u64)
-        };
-        if let Tag::Collective(sequence) = message.tag
-            && self.told[to] <= sequence
-        {
-            frame.call = self.call.filter(|call| call.sequence == sequence);
-            self.told[to] = sequence + 1;
-        }
+        let frame = self.message(to, message.tag, message.dtype, message.len());
         let bytes = message.bytes();
         let words = message.into_storage();
-        if self.mesh.payload_crc {
-            let payload = &bytemuck::cast_slice::<u64, u8>(&words)[..bytes];
-            frame.payload_crc = Some(crc32c::crc32c(payload));
-        }
+        let frame = self.summed(frame, &bytemuck::cast_slice::<u64, u8>(&words)[..bytes]);
         let number = self.mesh.push(self.group.ranks[to], frame, words);
         if matches!(frame.tag, Tag::Collective(_)) {
             self.sent[to] = number + 1;
         }
         Ok(None)
+    }
+
+    fn send_bytes(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<bool> {
+        self.group.healthy()?;
+        if self.left(to) {
+            return Err(self.lost(to));
+        }
+        let mesh = self.mesh.clone();
+        let Some(peer) = mesh.peer(self.group.ranks[to]) else {
+            return Ok(false);
+        };
+        if matches!(tag, Tag::User(_)) {
+            return Ok(false);
+        }
+        let frame = self.message(to, tag, dtype, bytes.len() / dtype.bytes());
+        let frame = self.summed(frame, bytes);
+        let number = lock(&peer.out).push_bytes(frame, bytes, &peer.data, &mesh.pool);
+        self.sent[to] = number + 1;
+        Ok(true)
+    }
+
+    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
+        self.mesh.pool.give(storage)
     }
 
     fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
@@ -315,7 +351,6 @@ impl Transport for Sockets {
             inbox.park(true);
             drop(inbox);
             self.serve(left);
-            lock(&self.group.inbox).park(false);
         }
     }
 

@@ -45,13 +45,26 @@ impl Pool {
         }
     }
 
-    fn give(&self, storage: Vec<u64>) {
+    /// Keeps a storage; of too many the smallest comes back.
+    pub(super) fn give(&self, storage: Vec<u64>) -> Option<Vec<u64>> {
         let mut spare = lock(&self.0);
-        if storage.capacity() > 0 && spare.len() < 32 {
+        if storage.capacity() == 0 {
+            return None;
+        }
+        if spare.len() < SPARE {
             spare.push(storage);
+            return None;
+        }
+        let smallest = spare.iter_mut().min_by_key(|s| s.capacity());
+        match smallest.filter(|s| s.capacity() < storage.capacity()) {
+            Some(smallest) => Some(core::mem::replace(smallest, storage)),
+            None => Some(storage),
         }
     }
 }
+
+/// Storages kept; more than the messages of one round of a world of this size.
+const SPARE: usize = 16;
 
 /// What is on its way out.
 #[derive(Debug, Default)]
@@ -103,6 +116,51 @@ impl Out {
         frame.number
     }
 
+    /// [`Out::push`] of a payload that lies elsewhere: what the kernel does not take at once is copied.
+    pub(super) fn push_bytes(
+        &mut self,
+        mut frame: Frame,
+        payload: &[u8],
+        stream: &Stream,
+        pool: &Pool,
+    ) -> u64 {
+        frame.number = self.next;
+        self.next += 1;
+        if self.broken {
+            self.done = self.next;
+            return frame.number;
+        }
+        let head = frame.encode();
+        let (mut at, whole) = (0, head.len() + payload.len());
+        while self.queue.is_empty() && at < whole {
+            let (a, b) = rest(&head, payload, at);
+            match stream.write_vectored(&[IoSlice::new(a), IoSlice::new(b)]) {
+                Ok(n) => at += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    self.broken = true;
+                    self.done = self.next;
+                    return frame.number;
+                }
+            }
+        }
+        if at == whole {
+            self.done += 1;
+            return frame.number;
+        }
+        let (head, payload) = rest(&head, payload, at);
+        let mut words = pool.take(payload.len().div_ceil(8));
+        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..payload.len()].copy_from_slice(payload);
+        self.queue.push_back(Parcel {
+            head: head.to_vec(),
+            words,
+            bytes: payload.len(),
+            at: 0,
+        });
+        frame.number
+    }
+
     /// Writes what the kernel takes. A broken connection swallows the rest: the reading side and
     /// the control connection say what has become of the peer.
     pub(super) fn flush(&mut self, stream: &Stream, pool: &Pool) {
@@ -120,7 +178,7 @@ impl Out {
                 }
             }
             if parcel.at == parcel.head.len() + parcel.bytes {
-                pool.give(core::mem::take(&mut parcel.words));
+                drop(pool.give(core::mem::take(&mut parcel.words)));
                 self.queue.pop_front();
                 self.done += 1;
             }
@@ -131,10 +189,15 @@ impl Out {
 impl Parcel {
     fn rest(&self) -> (&[u8], &[u8]) {
         let payload = &bytemuck::cast_slice::<u64, u8>(&self.words)[..self.bytes];
-        match self.at.checked_sub(self.head.len()) {
-            Some(at) => (&[], &payload[at..]),
-            None => (&self.head[self.at..], payload),
-        }
+        rest(&self.head, payload, self.at)
+    }
+}
+
+/// What is left of a head and a payload after `at` bytes of both.
+fn rest<'a>(head: &'a [u8], payload: &'a [u8], at: usize) -> (&'a [u8], &'a [u8]) {
+    match at.checked_sub(head.len()) {
+        Some(at) => (&[], &payload[at..]),
+        None => (&head[at..], payload),
     }
 }
 

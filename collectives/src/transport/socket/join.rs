@@ -308,7 +308,16 @@ impl Acceptor {
         while matches!(self.stopped.try_recv(), Err(mpsc::TryRecvError::Empty)) {
             let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
             poll(&mut fds, Duration::from_millis(20));
-            while let Ok(Some(stream)) = self.listener.accept() {
+            loop {
+                let stream = match self.listener.accept() {
+                    Ok(Some(stream)) => stream,
+                    Ok(None) => break,
+                    Err(_) => {
+                        // No descriptor is free, say: the next moment may be better.
+                        thread::sleep(Duration::from_millis(20));
+                        break;
+                    }
+                };
                 let count = guests.clone();
                 if count.fetch_add(1, Ordering::AcqRel) >= GUESTS + 2 * self.me.world as usize {
                     count.fetch_sub(1, Ordering::AcqRel);

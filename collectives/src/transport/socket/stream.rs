@@ -103,9 +103,14 @@ impl Stream {
 
     /// Small messages go at once; a host that is gone is noticed though nothing is being sent.
     pub(crate) fn tune(&self) {
-        if let Self::Tcp(s) = self {
-            // Without these it works, only later or slower.
-            let _ = s.set_nodelay(true);
+        // Without these it works, only later or slower.
+        match self {
+            Self::Tcp(s) => drop(s.set_nodelay(true)),
+            // Tcp finds its own; a unix socket's default is a few turns for each large message.
+            Self::Unix(s) => drop(rustix::net::sockopt::set_socket_send_buffer_size(
+                s,
+                UNIX_BUFFER,
+            )),
         }
     }
 
@@ -133,6 +138,9 @@ impl Stream {
         true
     }
 }
+
+/// Bytes that a unix socket may hold, where the system allows.
+const UNIX_BUFFER: usize = 1 << 20;
 
 /// How long sent bytes may stay unacknowledged on a control connection.
 #[cfg(target_os = "linux")]

@@ -12,13 +12,13 @@ use std::{
 use crate::{Error, Result};
 
 #[derive(Debug)]
-pub(super) struct Waker {
+pub(crate) struct Waker {
     ring: UnixStream,
     bell: UnixStream,
 }
 
 impl Waker {
-    pub(super) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let made = UnixStream::pair().and_then(|(ring, bell)| {
             ring.set_nonblocking(true)?;
             bell.set_nonblocking(true)?;
@@ -30,13 +30,13 @@ impl Waker {
         })
     }
 
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // Full means that it rings already.
         let _ = (&self.ring).write(&[1]);
     }
 
     /// Silences it until the next ring.
-    pub(super) fn hush(&self) {
+    pub(crate) fn hush(&self) {
         let mut rings = [0; 64];
         while matches!((&self.bell).read(&mut rings), Ok(n) if n == rings.len()) {}
     }
