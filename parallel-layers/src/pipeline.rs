@@ -26,11 +26,38 @@
 //! # Ok::<(), quintet_parallel_layers::pipeline::Error>(())
 //! ```
 //!
+//! # Kinds
+//!
+//! With `p` stages, `m` microbatches and `v` chunks a stage; `F`, `B`, `W` are the times of forward
+//! and of backward's two halves in one chunk, messages are free. *Held* is the high-water mark of
+//! saved activations on stage `s`, in microbatches of one chunk, from a forward to the last of its
+//! weight gradients; *idle* is what the makespan exceeds a stage's work by, so that the bubble is
+//! idle / makespan. Both are tested against the actions for every small pipeline.
+//!
+//! | kind | held | idle |
+//! |------|------|------|
+//! | gpipe | `m` | `(p - 1)(F + B + W)` |
+//! | 1f1b | `min(m, p - s)` | `(p - 1)(F + B + W)` |
+//! | interleaved | `min(m v, (v - 1) p + 2 (p - 1 - s) + 1)` | `(p - 1)(F + B + W)` |
+//! | zb-h1 | `min(m, p)` | `(p - 1)(F + B) - (min(m, p) - 1) min(F, B, W)` |
+//! | dualpipe-v | `2 p + 1` | `(p - 1) max(F, F + B - W)` where `B <= F <= B + W` |
+//!
+//! In the first three, where backward is one pass over `S` segments, the gradient leaves before
+//! the last segment's weights: `W` counts there as `W (S - 1) / S` ([`timeline`]); interleaved
+//! holds to that as long as the early gradients do not overtake the forwards they alternate with
+//! (`W = 0`, or about equal times). zb-h1's idle time for `m >= p` is `(p - 1)(F + B - W)` in the
+//! paper, which assumes `W <= F` and `W <= B`. For dualpipe-v DeepSeek gives
+//! `(p - 1)(F&B + B + W - 3 W)` with `F&B` a forward and a backward that overlap and end together
+//! (their `B` is `B + W` here); here a stage does one thing at a time and hands over as soon as it
+//! has it. It needs `m >= 2 p` (or no microbatch at all) and two stages; interleaved needs `m` to
+//! be a multiple of `p`.
+//!
 //! Sources: Huang et al. 2019, "GPipe" (arXiv:1811.06965); Narayanan et al. 2021,
 //! "Memory-Efficient Pipeline-Parallel DNN Training" (arXiv:2006.09503), whose PipeDream-Flush is
 //! what is called 1F1B here; Narayanan et al. 2021, Megatron-LM (arXiv:2104.04473), for the
-//! warm-up of `p - s - 1` forwards. That the gradient leaves before the weights' gradients are
-//! taken is from Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241).
+//! warm-up of `p - s - 1` forwards and for interleaving; Qi et al. 2023, "Zero Bubble Pipeline
+//! Parallelism" (arXiv:2401.10241), for the two halves of backward and ZB-H1; DeepSeek-AI,
+//! DualPipe, and its cut to a V by Sea AI Lab ("DualPipe could be better without the Dual").
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -38,11 +65,14 @@ use core::fmt;
 pub mod error;
 pub mod grid;
 pub mod laws;
+mod order;
+pub mod route;
 pub mod schedule;
 pub mod stage;
 pub mod timeline;
 
 pub use error::Error;
+pub use route::Route;
 pub use schedule::Schedule;
 pub use stage::{Moment, Stage, Work};
 pub use timeline::{Durations, Span, StageTime, Timeline, simulate};
@@ -55,11 +85,25 @@ pub enum ScheduleKind {
     /// One forward, one backward after the warm-up (Narayanan et al. 2021, PipeDream-Flush).
     #[default]
     OneFOneB,
+    /// 1F1B over several chunks a stage, for a bubble as many times smaller (Narayanan et al.
+    /// 2021, Megatron-LM).
+    Interleaved,
+    /// 1F1B whose weight gradients wait, within the memory of the first stage (Qi et al. 2023).
+    ZbH1,
+    /// Two chunks a stage, there and back, with weight gradients that wait at the ends
+    /// (DeepSeek-AI's DualPipe, cut to a V by Sea AI Lab).
+    DualPipeV,
 }
 
 impl ScheduleKind {
-    /// Every kind that is built.
-    pub const ALL: [ScheduleKind; 2] = [ScheduleKind::GPipe, ScheduleKind::OneFOneB];
+    /// Every kind.
+    pub const ALL: [ScheduleKind; 5] = [
+        ScheduleKind::GPipe,
+        ScheduleKind::OneFOneB,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZbH1,
+        ScheduleKind::DualPipeV,
+    ];
 
     /// The name the command line uses.
     #[must_use]
@@ -67,15 +111,73 @@ impl ScheduleKind {
         match self {
             ScheduleKind::GPipe => "gpipe",
             ScheduleKind::OneFOneB => "1f1b",
+            ScheduleKind::Interleaved => "interleaved",
+            ScheduleKind::ZbH1 => "zb-h1",
+            ScheduleKind::DualPipeV => "dualpipe-v",
         }
     }
 
-    /// Chunks (virtual stages) that each pipeline rank holds.
+    /// Chunks (virtual stages) that each pipeline rank holds; none where that is free, from 2 on.
     #[must_use]
-    pub const fn chunks(self) -> usize {
+    pub const fn chunks(self) -> Option<usize> {
         match self {
-            ScheduleKind::GPipe | ScheduleKind::OneFOneB => 1,
+            ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => Some(1),
+            ScheduleKind::DualPipeV => Some(2),
+            ScheduleKind::Interleaved => None,
         }
+    }
+
+    /// Where the chunks lie.
+    #[must_use]
+    pub const fn route(self, stages: usize, chunks: usize) -> Route {
+        match self {
+            ScheduleKind::DualPipeV => Route::v(stages),
+            _ => Route::looped(stages, chunks),
+        }
+    }
+
+    /// Pipeline ranks that it needs.
+    #[must_use]
+    pub const fn least_stages(self) -> usize {
+        match self {
+            ScheduleKind::DualPipeV => 2,
+            _ => 1,
+        }
+    }
+
+    /// Whether some weight gradients are taken later than their inputs' gradients.
+    #[must_use]
+    pub const fn splits_backward(self) -> bool {
+        matches!(self, ScheduleKind::ZbH1 | ScheduleKind::DualPipeV)
+    }
+
+    /// The numbers of microbatches that can be run, nearest to `wanted`: that one alone where it
+    /// can, else those below and above.
+    ///
+    /// ```
+    /// use quintet_parallel_layers::pipeline::ScheduleKind;
+    /// assert_eq!(ScheduleKind::Interleaved.nearest_microbatches(4, 10), [8, 12]);
+    /// assert_eq!(ScheduleKind::DualPipeV.nearest_microbatches(4, 10), [10]);
+    /// ```
+    #[must_use]
+    pub fn nearest_microbatches(self, stages: usize, wanted: usize) -> Vec<usize> {
+        match self {
+            ScheduleKind::Interleaved if !wanted.is_multiple_of(stages.max(1)) => {
+                let below = wanted / stages * stages;
+                let both = [below, below.saturating_add(stages)];
+                both.into_iter().filter(|&m| m > 0).collect()
+            }
+            ScheduleKind::DualPipeV if wanted > 0 && wanted < stages.saturating_mul(2) => {
+                alloc::vec![stages.saturating_mul(2)]
+            }
+            _ => alloc::vec![wanted],
+        }
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -192,53 +294,63 @@ pub(crate) struct Message {
     pub(crate) direction: Direction,
     pub(crate) sends: bool,
     pub(crate) mb: usize,
+    pub(crate) chunk: usize,
     pub(crate) peer: usize,
 }
 
 impl Action {
     /// The message end this action is, if it is one.
     pub(crate) fn message(&self) -> Option<Message> {
-        let (direction, sends, mb, peer) = match *self {
-            Action::SendForward { mb, to, .. } => (Direction::Forward, true, mb, to),
-            Action::RecvForward { mb, from, .. } => (Direction::Forward, false, mb, from),
-            Action::SendBackward { mb, to, .. } => (Direction::Backward, true, mb, to),
-            Action::RecvBackward { mb, from, .. } => (Direction::Backward, false, mb, from),
+        let (direction, sends, mb, chunk, peer) = match *self {
+            Action::SendForward { mb, chunk, to } => (Direction::Forward, true, mb, chunk, to),
+            Action::RecvForward { mb, chunk, from } => (Direction::Forward, false, mb, chunk, from),
+            Action::SendBackward { mb, chunk, to } => (Direction::Backward, true, mb, chunk, to),
+            Action::RecvBackward { mb, chunk, from } => {
+                (Direction::Backward, false, mb, chunk, from)
+            }
             _ => return None,
         };
         Some(Message {
             direction,
             sends,
             mb,
+            chunk,
             peer,
         })
     }
 }
 
 /// Short: `F3`, `B3.0` and `W3.0` (microbatch, segment), `F3 <- 1`, `B3 -> 0`, `gather`,
-/// `release`, `reduce 0`; the chunk follows as `/1` where it is not 0.
+/// `release`, `reduce 0`; a chunk that is not 0 is named: `F3/1 <- 1`, `B3.0/1`, `gather/1`.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let chunk = match *self {
-            Action::Gather { chunk } => f.write_str("gather").map(|()| chunk),
-            Action::Release { chunk } => f.write_str("release").map(|()| chunk),
-            Action::RecvForward { mb, chunk, from } => write!(f, "F{mb} <- {from}").map(|()| chunk),
-            Action::Forward { mb, chunk } => write!(f, "F{mb}").map(|()| chunk),
-            Action::SendForward { mb, chunk, to } => write!(f, "F{mb} -> {to}").map(|()| chunk),
-            Action::RecvBackward { mb, chunk, from } => {
-                write!(f, "B{mb} <- {from}").map(|()| chunk)
-            }
+        match *self {
+            Action::Gather { chunk } => write!(f, "gather{}", Of(chunk)),
+            Action::Release { chunk } => write!(f, "release{}", Of(chunk)),
+            Action::RecvForward { mb, chunk, from } => write!(f, "F{mb}{} <- {from}", Of(chunk)),
+            Action::Forward { mb, chunk } => write!(f, "F{mb}{}", Of(chunk)),
+            Action::SendForward { mb, chunk, to } => write!(f, "F{mb}{} -> {to}", Of(chunk)),
+            Action::RecvBackward { mb, chunk, from } => write!(f, "B{mb}{} <- {from}", Of(chunk)),
             Action::BackwardInput { mb, chunk, segment } => {
-                write!(f, "B{mb}.{segment}").map(|()| chunk)
+                write!(f, "B{mb}.{segment}{}", Of(chunk))
             }
             Action::BackwardWeight { mb, chunk, segment } => {
-                write!(f, "W{mb}.{segment}").map(|()| chunk)
+                write!(f, "W{mb}.{segment}{}", Of(chunk))
             }
-            Action::SendBackward { mb, chunk, to } => write!(f, "B{mb} -> {to}").map(|()| chunk),
-            Action::ReduceGrads { chunk, bucket } => write!(f, "reduce {bucket}").map(|()| chunk),
-        }?;
-        if chunk > 0 {
-            write!(f, "/{chunk}")?;
+            Action::SendBackward { mb, chunk, to } => write!(f, "B{mb}{} -> {to}", Of(chunk)),
+            Action::ReduceGrads { chunk, bucket } => write!(f, "reduce {bucket}{}", Of(chunk)),
         }
-        Ok(())
+    }
+}
+
+/// A chunk where there are several.
+struct Of(usize);
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            chunk => write!(f, "/{chunk}"),
+        }
     }
 }

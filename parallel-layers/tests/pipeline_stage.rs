@@ -1,16 +1,18 @@
-//! Stages as threads over channels, with a chain of affine maps whose gradients are exact.
+//! Stages as threads, with a chain of affine maps whose gradients are exact: over channels whose
+//! sends are over only when taken, and over the transport that trainers use.
 
 #[path = "pipeline/fake.rs"]
 mod fake;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 
-use fake::{Channels, Held, Host, group};
+use fake::{Host, group};
 use quintet_collectives::Error as WireError;
-use quintet_kernels::{Backend, Error as KernelError, Tag};
+use quintet_collectives::transport::local::World;
+use quintet_kernels::{Backend, Collectives, Cpu, Error as KernelError, Tag};
 use quintet_parallel_layers::pipeline::{
-    Action, Error as PipelineError, Moment, Schedule, ScheduleKind, Stage, Work, laws,
+    Action, Error as PipelineError, Moment, Route, Schedule, ScheduleKind, Stage, Work, laws,
 };
 
 const LEN: usize = 3;
@@ -42,22 +44,24 @@ impl From<KernelError> for Error {
 /// Layer `l` of the whole model, one per segment: y = a x + b with a = 2, b = l + 1; the loss is
 /// the sum of the last y. `da` and `db` are its gradients.
 #[derive(Default)]
-struct Chain {
-    backend: Host,
-    /// Global number of the chunk's first layer, layers in it, layers in the model.
-    first: usize,
-    layers: usize,
+struct Chain<B: Backend> {
+    backend: B,
+    /// By chunk: global number of its first layer, layers in it.
+    chunks: Vec<(usize, usize)>,
+    /// Layers in the model.
     whole: usize,
     inputs: BTreeMap<(usize, usize), Vec<f64>>,
     douts: BTreeMap<(usize, usize), Vec<f64>>,
     da: BTreeMap<usize, f64>,
     db: BTreeMap<usize, f64>,
     loss: f64,
-    reduced: Vec<usize>,
-    gathered: bool,
+    reduced: BTreeMap<usize, Vec<usize>>,
+    gathered: BTreeSet<usize>,
     heard: Vec<(Action, Moment)>,
     /// Fails at this forward.
     fails: Option<usize>,
+    /// Microbatches and chunks between forward and the last weights.
+    saved: BTreeSet<(usize, usize)>,
     most_saved: usize,
 }
 
@@ -69,79 +73,96 @@ fn layer(l: usize, x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| 2.0 * x + (l + 1) as f64).collect()
 }
 
-impl Chain {
-    /// Segment 0 holds the last layer.
-    fn layer_of(&self, segment: usize) -> usize {
-        self.first + self.layers - 1 - segment
+impl<B: Backend> Chain<B> {
+    /// Segment 0 holds the chunk's last layer.
+    fn layer_of(&self, chunk: usize, segment: usize) -> usize {
+        let (first, layers) = self.chunks[chunk];
+        first + layers - 1 - segment
     }
-    fn hold(&self, data: Vec<f64>) -> Held<f64> {
-        self.backend.hold(Tag::Activation, data)
+    fn hold(&self, data: &[f64]) -> Result<B::Buf<f64>, Error> {
+        Ok(self.backend.upload(Tag::Activation, data)?)
+    }
+    fn read(&self, buf: &B::Buf<f64>) -> Result<Vec<f64>, Error> {
+        let mut data = vec![0.0; LEN];
+        self.backend.download(B::whole(buf), &mut data)?;
+        Ok(data)
     }
 }
 
-impl Work<Host, f64> for Chain {
+impl<B: Backend> Work<B, f64> for Chain<B> {
     type Error = Error;
 
-    fn gather(&mut self, _: usize) -> Result<(), Error> {
-        assert!(!std::mem::replace(&mut self.gathered, true));
+    fn gather(&mut self, chunk: usize) -> Result<(), Error> {
+        assert!(self.gathered.insert(chunk));
         Ok(())
     }
-    fn release(&mut self, _: usize) -> Result<(), Error> {
-        assert!(std::mem::replace(&mut self.gathered, false));
+    fn release(&mut self, chunk: usize) -> Result<(), Error> {
+        assert!(self.gathered.remove(&chunk));
         Ok(())
     }
     fn forward(
         &mut self,
         mb: usize,
-        _: usize,
-        input: Option<Held<f64>>,
-    ) -> Result<Option<Held<f64>>, Error> {
+        chunk: usize,
+        input: Option<B::Buf<f64>>,
+    ) -> Result<Option<B::Buf<f64>>, Error> {
         if self.fails == Some(mb) {
             return Err(Error::Planned);
         }
-        assert!(self.gathered);
-        assert_eq!(input.is_none(), self.first == 0);
-        let mut x = input.map_or_else(|| sample(mb), |buf| buf.data.clone());
-        for l in self.first..self.first + self.layers {
+        assert!(self.gathered.contains(&chunk));
+        let (first, layers) = self.chunks[chunk];
+        assert_eq!(input.is_none(), first == 0);
+        let mut x = match input {
+            Some(buf) => self.read(&buf)?,
+            None => sample(mb),
+        };
+        for l in first..first + layers {
             let y = layer(l, &x);
             self.inputs.insert((mb, l), x);
             x = y;
         }
-        self.most_saved = self.most_saved.max(self.inputs.len() / self.layers);
-        if self.first + self.layers == self.whole {
+        self.saved.insert((mb, chunk));
+        self.most_saved = self.most_saved.max(self.saved.len());
+        if first + layers == self.whole {
             self.loss += x.iter().sum::<f64>();
             return Ok(None);
         }
-        Ok(Some(self.hold(x)))
+        Ok(Some(self.hold(&x)?))
     }
     fn backward_input(
         &mut self,
         mb: usize,
-        _: usize,
+        chunk: usize,
         segment: usize,
-        dout: Option<Held<f64>>,
-    ) -> Result<Option<Held<f64>>, Error> {
-        assert!(self.gathered);
-        let l = self.layer_of(segment);
+        dout: Option<B::Buf<f64>>,
+    ) -> Result<Option<B::Buf<f64>>, Error> {
+        assert!(self.gathered.contains(&chunk));
+        let l = self.layer_of(chunk, segment);
         assert_eq!(dout.is_none(), l + 1 == self.whole);
-        let dout = dout.map_or_else(|| vec![1.0; LEN], |buf| buf.data.clone());
-        let din = dout.iter().map(|d| 2.0 * d).collect();
+        let dout = match dout {
+            Some(buf) => self.read(&buf)?,
+            None => vec![1.0; LEN],
+        };
+        let din: Vec<f64> = dout.iter().map(|d| 2.0 * d).collect();
         self.douts.insert((mb, l), dout);
-        Ok((l > 0).then(|| self.hold(din)))
+        (l > 0).then(|| self.hold(&din)).transpose()
     }
-    fn backward_weight(&mut self, mb: usize, _: usize, segment: usize) -> Result<(), Error> {
-        let l = self.layer_of(segment);
+    fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Error> {
+        let l = self.layer_of(chunk, segment);
         let x = self.inputs.remove(&(mb, l)).expect("forward first");
         let dout = self.douts.remove(&(mb, l)).expect("backward_input first");
         let dot: f64 = x.iter().zip(&dout).map(|(x, d)| x * d).sum();
         *self.da.entry(l).or_default() += dot;
         *self.db.entry(l).or_default() += dout.iter().sum::<f64>();
+        if segment + 1 == self.chunks[chunk].1 {
+            self.saved.remove(&(mb, chunk));
+        }
         Ok(())
     }
-    fn reduce_grads(&mut self, _: usize, bucket: usize) -> Result<(), Error> {
-        let l = self.layer_of(bucket);
+    fn reduce_grads(&mut self, chunk: usize, bucket: usize) -> Result<(), Error> {
+        let l = self.layer_of(chunk, bucket);
         assert!(!self.inputs.keys().any(|&(_, layer)| layer == l));
-        self.reduced.push(bucket);
+        self.reduced.entry(chunk).or_default().push(bucket);
         Ok(())
     }
     fn on_action(&mut self, action: &Action, moment: Moment) {
@@ -149,35 +170,63 @@ impl Work<Host, f64> for Chain {
     }
 }
 
+/// How one stage ended.
+type End<B> = (Chain<B>, Result<(), Error>);
+
 /// Runs given actions, one thread a stage; all stages' chains, and how each ended.
 fn perform(
+    route: Route,
     programs: &[Vec<Action>],
     segments: &[usize],
     fails: Option<(usize, usize)>,
-) -> Vec<(Chain, Result<(), Error>)> {
-    let whole = segments.iter().sum();
-    let run = |stage: usize, group: Channels| {
-        let backend = Host::default();
-        let mut chain = Chain {
-            backend: backend.clone(),
-            first: segments[..stage].iter().sum(),
-            layers: segments[stage],
-            whole,
-            fails: fails.filter(|f| f.0 == stage).map(|f| f.1),
-            ..Chain::default()
-        };
-        let mut stage_ = Stage::new(backend, group, LEN);
-        let end = stage_.run(&programs[stage], &mut chain);
-        assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
-        (chain, end)
-    };
+) -> Vec<End<Host>> {
     thread::scope(|scope| {
-        let ranks = group(programs.len()).into_iter().enumerate();
-        let threads: Vec<_> = ranks
-            .map(|(stage, group)| scope.spawn(move || run(stage, group)))
+        let threads: Vec<_> = group(programs.len())
+            .into_iter()
+            .map(|group| {
+                scope.spawn(move || stage::<Host, _>(group, route, programs, segments, fails))
+            })
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
+}
+
+/// The same on CPUs and the transport between threads.
+fn perform_local(
+    route: Route,
+    programs: &[Vec<Action>],
+    segments: &[usize],
+    fails: Option<(usize, usize)>,
+) -> Vec<End<Cpu>> {
+    World::run(programs.len(), |comm| {
+        Ok(stage::<Cpu, _>(comm, route, programs, segments, fails))
+    })
+    .unwrap()
+}
+
+/// One stage of it: the group's rank is the stage.
+fn stage<B: Backend + Default, C: Collectives<B>>(
+    group: C,
+    route: Route,
+    programs: &[Vec<Action>],
+    segments: &[usize],
+    fails: Option<(usize, usize)>,
+) -> End<B> {
+    let (backend, stage) = (B::default(), group.rank());
+    let chunk = |chunk| {
+        let place = route.place(stage, chunk);
+        (segments[..place].iter().sum(), segments[place])
+    };
+    let mut chain = Chain {
+        backend: backend.clone(),
+        chunks: (0..route.chunks()).map(chunk).collect(),
+        whole: segments.iter().sum(),
+        fails: fails.filter(|f| f.0 == stage).map(|f| f.1),
+        ..Chain::default()
+    };
+    let end = Stage::new(backend, group, route, LEN).run(&programs[stage], &mut chain);
+    assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
+    (chain, end)
 }
 
 /// The same chain without a pipeline: loss, da, db.
@@ -196,44 +245,102 @@ fn alone(whole: usize, microbatches: usize) -> (f64, Vec<f64>, Vec<f64>) {
     (loss, da, db)
 }
 
+/// A schedule where the kind has one; segments are taken from `pattern`, over and over.
+fn schedule(
+    kind: ScheduleKind,
+    stages: usize,
+    microbatches: usize,
+    pattern: &[usize],
+) -> Option<(Schedule, Vec<usize>)> {
+    let places = stages * kind.chunks().unwrap_or(3);
+    let segments: Vec<usize> = pattern.iter().copied().cycle().take(places).collect();
+    let schedule = Schedule::new(kind, stages, microbatches, &segments).ok()?;
+    Some((schedule, segments))
+}
+
 #[test]
 fn every_pipeline_computes_what_one_device_computes() {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for kind in ScheduleKind::ALL {
         for stages in 1..=4 {
-            for microbatches in 0..=6 {
-                for segments in [vec![1; stages], [2, 1, 3, 2][..stages].to_vec()] {
-                    let schedule = Schedule::new(kind, stages, microbatches, &segments).unwrap();
+            for microbatches in 0..=9 {
+                for pattern in [&[1][..], &[2, 1, 3, 2, 1]] {
+                    let Some((schedule, segments)) = schedule(kind, stages, microbatches, pattern)
+                    else {
+                        continue;
+                    };
                     compare(&schedule, &segments);
+                    *counts.entry(kind.name()).or_default() += 1;
+                }
+            }
+        }
+    }
+    assert!(
+        counts.len() == 5 && counts.values().all(|&n| n >= 30),
+        "{counts:?}"
+    );
+}
+
+#[test]
+fn many_microbatches_hold_few_buffers() {
+    for kind in ScheduleKind::ALL {
+        let (schedule, segments) = schedule(kind, 4, 40, &[1, 2, 1, 1]).unwrap();
+        compare(&schedule, &segments);
+    }
+}
+
+/// Uneven stages, on 2 to 4 ranks, as a trainer runs them.
+#[test]
+fn so_does_every_pipeline_over_the_local_transport() {
+    for kind in ScheduleKind::ALL {
+        for stages in 2..=4 {
+            for microbatches in [0, 1, 2, 5, 12] {
+                for pattern in [&[1][..], &[2, 1, 3, 2, 1]] {
+                    let Some((schedule, segments)) = schedule(kind, stages, microbatches, pattern)
+                    else {
+                        continue;
+                    };
+                    let ends = perform_local(*schedule.route(), &schedule.all(), &segments, None);
+                    check(&schedule, &segments, &ends);
                 }
             }
         }
     }
 }
 
-#[test]
-fn many_microbatches_hold_few_buffers() {
-    for kind in ScheduleKind::ALL {
-        let schedule = Schedule::new(kind, 4, 40, &[1, 2, 1, 1]).unwrap();
-        compare(&schedule, &[1, 2, 1, 1]);
-    }
+fn compare(schedule: &Schedule, segments: &[usize]) {
+    check(
+        schedule,
+        segments,
+        &perform(*schedule.route(), &schedule.all(), segments, None),
+    );
 }
 
-fn compare(schedule: &Schedule, segments: &[usize]) {
+/// Every stage ended well, with the gradients of one device and no more memory than is allowed.
+fn check<B: Backend>(schedule: &Schedule, segments: &[usize], ends: &[End<B>]) {
     let programs = schedule.all();
     let (loss, da, db) = alone(segments.iter().sum(), schedule.microbatches());
     let mut total = 0.0;
-    for (stage, (chain, end)) in perform(&programs, segments, None).iter().enumerate() {
+    for (stage, (chain, end)) in ends.iter().enumerate() {
         assert_eq!(*end, Ok(()), "{schedule:?}");
-        for l in chain.first..chain.first + chain.layers {
-            let got = |grad: &BTreeMap<_, f64>| grad.get(&l).copied().unwrap_or_default();
-            assert_eq!((got(&chain.da), got(&chain.db)), (da[l], db[l]));
+        for (chunk, &(first, layers)) in chain.chunks.iter().enumerate() {
+            for l in first..first + layers {
+                let got = |grad: &BTreeMap<_, f64>| grad.get(&l).copied().unwrap_or_default();
+                assert_eq!((got(&chain.da), got(&chain.db)), (da[l], db[l]));
+            }
+            let all: Vec<usize> = (0..schedule.segments(stage, chunk)).collect();
+            assert_eq!(chain.reduced[&chunk], all);
         }
-        assert_eq!(chain.reduced, (0..segments[stage]).collect::<Vec<_>>());
         assert_eq!(chain.most_saved, laws::held(&programs[stage]));
-        // Two sends under way each way, and what goes into and out of the worker.
+        // Two sends under way on each lane (two each way in a V), and what goes into and out of
+        // the worker.
+        let buffers = if schedule.chunks() > 1 { 12 } else { 6 };
         let peak = chain.backend.meter().peak(Tag::Activation);
-        assert!(peak <= 6 * LEN * size_of::<f64>(), "{peak}");
-        assert!(chain.inputs.is_empty() && chain.douts.is_empty() && !chain.gathered);
+        assert!(
+            peak <= buffers * LEN * size_of::<f64>(),
+            "{peak} {schedule:?}"
+        );
+        assert!(chain.inputs.is_empty() && chain.douts.is_empty() && chain.gathered.is_empty());
         let both = |action: &Action| [(*action, Moment::Begin), (*action, Moment::End)];
         let heard: Vec<_> = programs[stage].iter().flat_map(both).collect();
         assert_eq!(chain.heard, heard);
@@ -242,17 +349,33 @@ fn compare(schedule: &Schedule, segments: &[usize]) {
     assert_eq!(total, loss);
 }
 
+/// A pair of messages on one wire that change places: no peer takes one for the other.
+#[test]
+fn swapped_sends_are_not_taken_for_each_other() {
+    let (schedule, segments) = schedule(ScheduleKind::ZbH1, 2, 4, &[1]).unwrap();
+    let mut programs = schedule.all();
+    let sends: Vec<usize> = (0..programs[0].len())
+        .filter(|&at| matches!(programs[0][at], Action::SendForward { .. }))
+        .collect();
+    // The second activation leaves before it is there.
+    programs[0].swap(sends[0], sends[1]);
+    let ends = perform(*schedule.route(), &programs, &segments, None);
+    assert!(
+        ends.iter().all(|(_, end)| end.is_err()),
+        "a swapped pair went through"
+    );
+}
+
 /// Rank `rank` of 2 performs `actions` by itself; the chain is two layers long.
 fn by_itself(rank: usize, actions: &[Action]) -> PipelineError {
     let group = group(2).remove(rank);
-    let mut chain = Chain {
-        first: rank,
-        layers: 1,
+    let mut chain: Chain<Host> = Chain {
+        chunks: vec![(rank, 1)],
         whole: 2,
-        gathered: true,
+        gathered: BTreeSet::from([0]),
         ..Chain::default()
     };
-    let mut stage = Stage::new(chain.backend.clone(), group, LEN);
+    let mut stage = Stage::new(chain.backend.clone(), group, Route::looped(2, 1), LEN);
     let end = stage.run(actions, &mut chain);
     assert_eq!(chain.backend.meter().now(Tag::Activation), 0);
     match end {
@@ -305,8 +428,8 @@ fn a_buffer_left_over_is_an_error() {
 #[test]
 fn a_failing_worker_ends_its_stage_and_its_neighbours() {
     for kind in ScheduleKind::ALL {
-        let schedule = Schedule::new(kind, 3, 4, &[1, 1, 1]).unwrap();
-        let ends = perform(&schedule.all(), &[1, 1, 1], Some((1, 1)));
+        let (schedule, segments) = schedule(kind, 3, 6, &[1]).unwrap();
+        let ends = perform(*schedule.route(), &schedule.all(), &segments, Some((1, 1)));
         assert_eq!(ends[1].1, Err(Error::Planned));
         for other in [0, 2] {
             assert!(
@@ -314,6 +437,20 @@ fn a_failing_worker_ends_its_stage_and_its_neighbours() {
                 "{:?}",
                 ends[other].1
             );
+        }
+    }
+}
+
+#[test]
+fn over_the_local_transport_too_and_by_name() {
+    for kind in ScheduleKind::ALL {
+        let segments = [1, 2, 1];
+        let schedule = Schedule::new(kind, 3, 4, &segments).unwrap();
+        let ends = perform_local(*schedule.route(), &schedule.all(), &segments, Some((1, 1)));
+        assert_eq!(ends[1].1, Err(Error::Planned));
+        for other in [0, 2] {
+            let lost = matches!(ends[other].1, Err(Error::Wire(WireError::PeerLost { .. })));
+            assert!(lost, "{:?}", ends[other].1);
         }
     }
 }

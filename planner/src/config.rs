@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::pipeline::{Route, ScheduleKind};
 use quintet_parallel_layers::{Architecture, Positions};
 
 /// Shape of a decoder, and which one it is.
@@ -55,7 +55,11 @@ pub struct Layout {
     pub zero_stage: u8,
     /// Order of work of the pipeline.
     pub schedule: ScheduleKind,
-    /// Decoder blocks per stage; even (earlier stages take the remainder) where absent.
+    /// Chunks that a stage holds under the interleaved schedule; 1 under the others.
+    pub virtual_stages: usize,
+    /// Decoder blocks of each chunk in the order of the model ([`Layout::route`]), which with one
+    /// chunk a stage is the order of the stages; even (earlier ones take the remainder) where
+    /// absent.
     pub stage_layers: Option<Vec<usize>>,
     /// A gradient bucket is closed once it holds this many bytes.
     pub bucket_bytes: usize,
@@ -77,6 +81,7 @@ impl Layout {
             sequence_parallel: false,
             zero_stage: 0,
             schedule: ScheduleKind::OneFOneB,
+            virtual_stages: 1,
             stage_layers: None,
             bucket_bytes: 1 << 20,
             any_order: false,
@@ -92,19 +97,19 @@ impl Layout {
     /// Chunks (virtual stages) that each pipeline rank holds.
     #[must_use]
     pub fn chunks(&self) -> usize {
-        self.schedule.chunks()
+        self.schedule.chunks().unwrap_or(self.virtual_stages)
+    }
+
+    /// Which chunk of the model lies on which stage.
+    #[must_use]
+    pub fn route(&self) -> Route {
+        self.schedule.route(self.pp, self.chunks())
     }
 
     /// Chunks of all stages.
     #[must_use]
     pub fn places(&self) -> usize {
-        self.pp * self.chunks()
-    }
-
-    /// Where a stage's chunk lies along the model.
-    #[must_use]
-    pub fn place(&self, stage: usize, chunk: usize) -> usize {
-        chunk * self.pp + stage
+        self.pp.saturating_mul(self.chunks())
     }
 
     /// Decoder blocks `first..end` of the chunk that lies at `place` along the model.
@@ -227,21 +232,7 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             l.tp, model.kv_heads
         ));
     }
-    if l.pp > model.layers {
-        return no(format!(
-            "pp={} is more stages than the model's {} layers; use at most {}",
-            l.pp, model.layers, model.layers
-        ));
-    }
-    if let Some(counts) = &l.stage_layers {
-        let sum: usize = counts.iter().sum();
-        if counts.len() != l.pp || sum != model.layers || counts.contains(&0) {
-            return no(format!(
-                "pipeline-layout {counts:?} must list {} stages of at least one layer that sum to {}",
-                l.pp, model.layers
-            ));
-        }
-    }
+    chunks(model, l)?;
     let unit = batch.micro_batch * l.dp;
     if !batch.global_batch.is_multiple_of(unit) {
         let below = (batch.global_batch / unit) * unit;
@@ -257,6 +248,7 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             }
         ));
     }
+    microbatches(l, batch)?;
     if l.bucket_bytes == 0 {
         return no(String::from(
             "bucket-bytes is 0; a bucket holds at least one byte",
@@ -265,10 +257,156 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
     Ok(())
 }
 
+/// Whether the model can be cut into the schedule's chunks.
+fn chunks(model: &ModelConfig, l: &Layout) -> Result<(), Invalid> {
+    let no = |text: String| Err(Invalid(text));
+    let (kind, v) = (l.schedule, l.virtual_stages);
+    match kind.chunks() {
+        None if v < 2 => {
+            return no(format!(
+                "virtual-stages={v} is too few for schedule {kind}, whose stages hold at least 2 chunks; use 2 or more, or schedule 1f1b"
+            ));
+        }
+        Some(chunks) if v != 1 && v != chunks => {
+            return no(format!(
+                "virtual-stages={v} does not go with schedule {kind}, whose stages hold {chunks} of the model's chunks; use schedule interleaved, or virtual-stages={chunks}"
+            ));
+        }
+        _ => {}
+    }
+    if l.pp < kind.least_stages() {
+        return no(format!(
+            "schedule {kind} needs at least pp={}, got pp={}; use that, or schedule 1f1b",
+            kind.least_stages(),
+            l.pp
+        ));
+    }
+    if l.places() > model.layers {
+        return no(if l.chunks() == 1 {
+            format!(
+                "pp={} is more stages than the model's {} layers; use at most {}",
+                l.pp, model.layers, model.layers
+            )
+        } else {
+            let most = model.layers / l.chunks();
+            format!(
+                "pp={} stages of {} chunks are {} chunks, more than the model's {} layers; use at most pp={most}, or {} chunks a stage",
+                l.pp,
+                l.chunks(),
+                l.places(),
+                model.layers,
+                model.layers / l.pp.max(1)
+            )
+        });
+    }
+    if let Some(counts) = &l.stage_layers {
+        let sum = counts
+            .iter()
+            .try_fold(0, |sum: usize, &n| sum.checked_add(n));
+        if counts.len() != l.places() || sum != Some(model.layers) || counts.contains(&0) {
+            return no(format!(
+                "pipeline-layout {counts:?} must list {} {} of at least one layer that sum to {}",
+                l.places(),
+                if l.chunks() == 1 {
+                    "stages"
+                } else {
+                    "chunks, in the order of the model,"
+                },
+                model.layers
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the schedule can run as many microbatches as a pipeline has.
+fn microbatches(l: &Layout, batch: &Batch) -> Result<(), Invalid> {
+    let wanted = batch.microbatches() / l.dp;
+    let nearest = l.schedule.nearest_microbatches(l.pp, wanted);
+    if nearest.contains(&wanted) {
+        return Ok(());
+    }
+    let rule = match l.schedule {
+        ScheduleKind::Interleaved => format!("a multiple of pp={}", l.pp),
+        _ => format!("at least {} = 2 pp", 2 * l.pp),
+    };
+    let sizes: Vec<String> = nearest
+        .iter()
+        .map(|m| format!("{}", m * batch.micro_batch * l.dp))
+        .collect();
+    Err(Invalid(format!(
+        "schedule {} takes {rule} microbatches a pipeline, got {wanted}; nearest global-batch-size: {}",
+        l.schedule,
+        sizes.join(" or ")
+    )))
+}
+
 fn divisors(n: usize) -> String {
     let all: Vec<String> = (1..=n)
         .filter(|d| n.is_multiple_of(*d))
         .map(|d| format!("{d}"))
         .collect();
     all.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(change: impl FnOnce(&mut Layout)) -> String {
+        let model = ModelConfig {
+            layers: 6,
+            ..crate::traffic::tests::model(true)
+        };
+        let batch = Batch {
+            seq: 4,
+            micro_batch: 2,
+            global_batch: 12,
+        };
+        let mut layout = Layout::single();
+        change(&mut layout);
+        validate(&model, &layout, &batch).map_or_else(|e| e.0, |()| String::from("fine"))
+    }
+
+    #[test]
+    fn schedules_say_what_they_need() {
+        let of = |schedule, pp, virtual_stages, stage_layers| {
+            judged(|l| {
+                (l.schedule, l.pp) = (schedule, pp);
+                (l.virtual_stages, l.stage_layers) = (virtual_stages, stage_layers);
+            })
+        };
+        use ScheduleKind::{DualPipeV, Interleaved, OneFOneB, ZbH1};
+        for (pp, v) in [(1, 2), (1, 6), (2, 2), (2, 3), (3, 2)] {
+            assert_eq!(of(Interleaved, pp, v, None), "fine", "{pp} {v}");
+        }
+        assert_eq!(of(DualPipeV, 3, 1, None), "fine");
+        assert_eq!(of(DualPipeV, 2, 2, Some(alloc::vec![1, 2, 2, 1])), "fine");
+        assert_eq!(of(ZbH1, 6, 1, None), "fine");
+        for (got, needed) in [
+            (of(Interleaved, 2, 1, None), "use 2 or more"),
+            (of(Interleaved, 4, 2, None), "use at most pp=3, or 1 chunks"),
+            (of(OneFOneB, 2, 2, None), "use schedule interleaved"),
+            (of(DualPipeV, 2, 3, None), "or virtual-stages=2"),
+            (of(DualPipeV, 1, 2, None), "at least pp=2"),
+            (
+                of(Interleaved, 2, 2, Some(alloc::vec![3, 3])),
+                "must list 4 chunks, in the order of the model,",
+            ),
+        ] {
+            assert!(got.contains(needed), "{got}");
+        }
+        let dp = |schedule, dp, pp| {
+            judged(|l| (l.schedule, l.dp, l.pp, l.virtual_stages) = (schedule, dp, pp, 2))
+        };
+        // 12 samples in twos over 2 replicas are 3 microbatches each.
+        assert_eq!(
+            dp(Interleaved, 2, 2),
+            "schedule interleaved takes a multiple of pp=2 microbatches a pipeline, got 3; nearest global-batch-size: 8 or 16"
+        );
+        assert_eq!(
+            dp(DualPipeV, 2, 3),
+            "schedule dualpipe-v takes at least 6 = 2 pp microbatches a pipeline, got 3; nearest global-batch-size: 24"
+        );
+    }
 }

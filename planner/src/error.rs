@@ -16,4 +16,7 @@ pub enum Error {
     /// A flat layout was refused.
     #[error(transparent)]
     Zero(#[from] quintet_zero::Error),
+    /// The pipeline's schedule refuses.
+    #[error(transparent)]
+    Schedule(#[from] quintet_parallel_layers::pipeline::Error),
 }

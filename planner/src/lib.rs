@@ -9,6 +9,7 @@ extern crate std;
 
 pub mod config;
 pub mod error;
+pub mod memory;
 pub mod model;
 pub mod traffic;
 

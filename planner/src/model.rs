@@ -5,6 +5,8 @@
 //! stage 0        embedding | block 0 | block 1
 //! stage 1                                      block 2 | block 3 | head (norm, linear, loss)
 //! ```
+//!
+//! Where a stage holds several chunks, each of them is such a run of layers.
 
 use alloc::string::String;
 use alloc::vec;
@@ -12,7 +14,7 @@ use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
 use quintet_parallel_layers::{
-    Block, BlockSpec, Head, HeadSpec, Positions, VocabParallelEmbedding,
+    Block, BlockSpec, Head, HeadSpec, MlpKind, NormKind, Positions, VocabParallelEmbedding,
 };
 use quintet_zero::{FlatLayout, LayoutSpec, Tied};
 
@@ -89,7 +91,7 @@ pub fn stage_layers(
         sequence_parallel,
         architecture: model.architecture,
     };
-    let (place, mut layers) = (layout.place(stage, chunk), Vec::new());
+    let (place, mut layers) = (layout.route().place(stage, chunk), Vec::new());
     if place == 0 {
         let mut embedding = VocabParallelEmbedding::new(
             mesh,
@@ -120,16 +122,35 @@ pub fn stage_layers(
     Ok(layers)
 }
 
-/// The parameters that live on several stages: the table of a tied model.
+/// The parameters that live on several stages: the table of a tied model whose first and last
+/// chunk do.
 #[must_use]
 pub fn tied(model: &ModelConfig, layout: &Layout) -> Vec<Tied> {
-    if !model.tied || layout.pp < 2 {
-        return Vec::new();
+    match ends(layout) {
+        Some((first, last)) if model.tied && first != last => vec![Tied {
+            name: String::from(TABLE),
+            stages: vec![first.min(last), first.max(last)],
+        }],
+        _ => Vec::new(),
     }
-    vec![Tied {
-        name: String::from(TABLE),
-        stages: vec![0, layout.pp - 1],
-    }]
+}
+
+/// Whether a stage's chunk uses the table of a tied model without storing it: the last chunk of the
+/// model, where the first one lies on the same stage (at the ends of a V; on a single stage). The
+/// table and its gradient are then those of the stage's chunk 0, once.
+#[must_use]
+pub fn borrows_table(model: &ModelConfig, layout: &Layout, stage: usize, chunk: usize) -> bool {
+    let last = layout.route().place(stage, chunk) + 1 == layout.places();
+    let together = ends(layout).is_some_and(|(first, last)| first == last);
+    model.tied && chunk > 0 && last && together
+}
+
+/// The stages of the first and the last chunk of the model.
+fn ends(layout: &Layout) -> Option<(usize, usize)> {
+    let route = layout.route();
+    let (first, _) = route.home(0)?;
+    let (last, _) = route.home(layout.places().checked_sub(1)?)?;
+    Some((first, last))
 }
 
 /// Where the parameters of a rank's chunk lie; `grad_bytes` is the width of a gradient element.
@@ -146,13 +167,64 @@ pub fn flat_layout(
 ) -> Result<FlatLayout, Error> {
     let stage = mesh.index(rank, Axis::Pp);
     let layers = stage_layers(model, layout, mesh, stage, chunk)?;
-    let specs: Vec<Vec<ParamSpec>> = layers.iter().map(StageLayer::params).collect();
+    let mut specs: Vec<Vec<ParamSpec>> = layers.iter().map(StageLayer::params).collect();
+    if borrows_table(model, layout, stage, chunk) {
+        specs
+            .iter_mut()
+            .for_each(|layer| layer.retain(|s| s.name != TABLE));
+    }
     let spec = LayoutSpec {
         bucket_bytes: layout.bucket_bytes,
         element_bytes: grad_bytes,
         tied: &tied(model, layout),
     };
     Ok(FlatLayout::build(&specs, mesh, rank, &spec)?)
+}
+
+/// Parameters of a model, a tied table counted once: a sum that costs nothing, for models of any
+/// size (it stops at `u128::MAX`).
+#[must_use]
+pub fn parameters(model: &ModelConfig) -> u128 {
+    let (m, a) = (model, &model.architecture);
+    let of = |rows: usize, columns: usize| (rows as u128).saturating_mul(columns as u128);
+    let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
+    let given = |there: bool, len: u128| if there { len } else { 0 };
+    let (q, kv) = (of(m.heads, m.head_dim), of(m.kv_heads, m.head_dim));
+    let norm = of(norm_vectors(a.norm), m.hidden);
+    let heads = sum(&[q, q, kv, kv]).saturating_mul(m.hidden as u128);
+    let matrices = if a.mlp == MlpKind::SwiGlu { 3 } else { 2 };
+    let block = sum(&[
+        norm,
+        norm,
+        heads,
+        of(m.hidden, m.ffn).saturating_mul(matrices),
+        given(a.qkv_bias, sum(&[q, kv, kv])),
+        given(a.out_bias, m.hidden as u128),
+        given(
+            a.out_bias && matrices == 2,
+            sum(&[m.ffn as u128, m.hidden as u128]),
+        ),
+        given(a.qk_norm, of(2, m.head_dim)),
+    ]);
+    let rows = match a.positions {
+        Positions::Learned(rows) => rows,
+        Positions::Rotary | Positions::PartRotary(_) => 0,
+    };
+    let tables = of(m.vocab, m.hidden).saturating_mul(if m.tied { 1 } else { 2 });
+    sum(&[
+        block.saturating_mul(m.layers as u128),
+        tables,
+        of(rows, m.hidden),
+        norm,
+    ])
+}
+
+/// Parameters of a norm per element of its width, and numbers that it keeps for each row.
+pub(crate) fn norm_vectors(norm: NormKind) -> usize {
+    match norm {
+        NormKind::Rms => 1,
+        NormKind::Layer => 2,
+    }
 }
 
 /// The number of segments (gradient buckets) of each chunk, in the order of the model: what a
@@ -172,11 +244,83 @@ pub fn segments(
         for chunk in 0..layout.chunks() {
             // All ranks of a stage agree on its buckets.
             let flat = flat_layout(model, layout, mesh, stage * per_stage, chunk, grad_bytes)?;
-            segments[layout.place(stage, chunk)] = flat.buckets().len();
+            segments[layout.route().place(stage, chunk)] = flat.buckets().len();
         }
     }
     Ok(segments)
 }
 
 /// The name under which a tied model's table stands in the ledger.
-const TABLE: &str = "model.embed_tokens.weight";
+pub const TABLE: &str = "model.embed_tokens.weight";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintet_parallel_layers::Architecture;
+
+    #[test]
+    fn parameters_are_those_of_the_ledger() -> Result<(), Error> {
+        let odd = Architecture {
+            qkv_bias: true,
+            qk_norm: true,
+            ..Architecture::LLAMA
+        };
+        for (tied, kv_heads, degrees, architecture) in [
+            (true, 2, (1, 1, 1), Architecture::LLAMA),
+            (false, 4, (2, 2, 3), odd),
+            (true, 1, (1, 4, 2), Architecture::gpt2(7)),
+        ] {
+            let model = ModelConfig {
+                vocab: 51,
+                hidden: 24,
+                layers: 3,
+                heads: 4,
+                kv_heads,
+                head_dim: 10,
+                ffn: 14,
+                rope_theta: 1e4,
+                norm_eps: 1e-5,
+                tied,
+                architecture,
+            };
+            let (dp, tp, pp) = degrees;
+            let layout = Layout {
+                dp,
+                tp,
+                pp,
+                ..Layout::single()
+            };
+            let mesh = mesh(&layout)?;
+            let mut counted = 0;
+            for rank in 0..mesh.world() {
+                let flat = flat_layout(&model, &layout, &mesh, rank, 0, 4)?;
+                counted += flat
+                    .counted()
+                    .iter()
+                    .map(|p| p.range.len() as u128)
+                    .sum::<u128>();
+            }
+            assert_eq!(parameters(&model), counted);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn no_size_overflows() {
+        let most = usize::MAX;
+        let model = ModelConfig {
+            vocab: most,
+            hidden: most,
+            layers: most,
+            heads: most,
+            kv_heads: most,
+            head_dim: most,
+            ffn: most,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            tied: false,
+            architecture: Architecture::gpt2(most),
+        };
+        assert_eq!(parameters(&model), u128::MAX);
+    }
+}

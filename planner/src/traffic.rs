@@ -8,11 +8,11 @@
 //! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
 //! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
 //! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once |
-//! | pp    | T h (T h / tp under sequence parallel) to each neighbour | M each way |
-//! | tie   | all-reduce of the tied table's gradient | once, first and last stage |
+//! | pp    | T h (T h / tp under sequence parallel) to each neighbour of each chunk on another stage | M each way |
+//! | tie   | all-reduce of the tied table's gradient | once, where first and last chunk are on two stages |
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
 //! | dp    | all-reduce of the token count | once |
-//! | world | all-reduce of the squared norm, of the loss | once each |
+//! | world | all-reduce of the squared norm (67 columns of an exact sum), of the loss | once each |
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -180,8 +180,13 @@ impl<'a> Sum<'a> {
         batch: &Batch,
         types: WireTypes,
     ) -> Result<(), Error> {
-        let (stage, pp) = (self.stage(), self.layout.pp);
-        let neighbours = usize::from(stage > 0) + usize::from(stage + 1 < pp);
+        // Between two chunks of one stage nothing is sent.
+        let (stage, route) = (self.stage(), self.layout.route());
+        let elsewhere = |to: Option<(usize, usize)>| to.is_some_and(|(peer, _)| peer != stage);
+        let neighbours: usize = (0..self.layout.chunks())
+            .flat_map(|chunk| [route.before(stage, chunk), route.after(stage, chunk)])
+            .filter(|to| elsewhere(*to))
+            .count();
         let mut tokens = batch.micro_batch * batch.seq;
         if self.layout.sequence_parallel {
             tokens = chunk_len(tokens, self.layout.tp, self.tp().0);
@@ -262,16 +267,18 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Lengths of the all-reduces over all ranks at the end of a step: the squared norm, then
-/// [loss, stop].
-const SCALARS: [usize; 2] = [1, 2];
+/// Lengths of the all-reduces over all ranks at the end of a step: the squared norm as an exact sum,
+/// then [loss, stop].
+const SCALARS: [usize; 2] = [quintet_zero::exact::DIGITS, 2];
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use quintet_parallel_layers::pipeline::ScheduleKind;
+
     use super::*;
     use quintet_parallel_layers::Architecture;
 
-    fn model(tied: bool) -> ModelConfig {
+    pub(crate) fn model(tied: bool) -> ModelConfig {
         ModelConfig {
             vocab: 50,
             hidden: 8,
@@ -353,5 +360,35 @@ mod tests {
         );
         assert_eq!(pp["pp"], 2 * 2 * 4 * (6 * 8) * 4);
         assert_eq!(pp["tie"], 2 * 50 * 8 * 4);
+    }
+
+    /// Interleaved: each boundary between chunks is a message, the way back from the last stage to
+    /// the first included. A V: all but the one at its turning point, and no tie.
+    #[test]
+    fn chunks_have_boundaries_of_their_own() {
+        let of = |schedule, pp, virtual_stages, stage_layers| {
+            let layout = Layout {
+                pp,
+                schedule,
+                virtual_stages,
+                stage_layers,
+                ..Layout::single()
+            };
+            sent(&layout, true)
+        };
+        let one = (2 * 4 * (6 * 8) * 4) as u64;
+        let looped = of(
+            ScheduleKind::Interleaved,
+            2,
+            2,
+            Some(alloc::vec![1, 1, 1, 0]),
+        );
+        assert_eq!(looped["pp"], 3 * one);
+        assert_eq!(looped["tie"], 2 * 50 * 8 * 4);
+        let v = of(ScheduleKind::DualPipeV, 2, 1, Some(alloc::vec![1, 1, 1, 0]));
+        assert_eq!(v["pp"], 2 * one);
+        assert!(!v.contains_key("tie"));
+        let alone = of(ScheduleKind::Interleaved, 1, 3, None);
+        assert!(alone.values().all(|&bytes| bytes == 0));
     }
 }

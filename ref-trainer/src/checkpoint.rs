@@ -2,19 +2,77 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use quintet_zero::checkpoint::{About, find};
 
+use crate::data::{Corpus, Part};
 use crate::failure::Failure;
-use crate::job::Job;
+use crate::job::{DataSource, Job};
+
+/// What a run writes into a checkpoint of its own, and goes on from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// What was trained.
+    #[serde(rename = "job")]
+    pub saved: Job,
+    /// What it was trained on.
+    pub text: Fingerprint,
+    /// Steps behind it.
+    #[serde(skip)]
+    pub steps: u64,
+}
+
+impl Origin {
+    /// What this job becomes where it goes on from here: a run that has taken steps keeps its data
+    /// and optimizer, a model that was converted is only that.
+    #[must_use]
+    pub fn goes_on(self, next: Job) -> Job {
+        if self.steps > 0 {
+            return self.saved.goes_on(next);
+        }
+        Job {
+            model_name: self.saved.model_name,
+            model: self.saved.model,
+            max_positions: self.saved.max_positions,
+            ..next
+        }
+    }
+}
+
+/// A text, as far as two are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// Its length.
+    pub bytes: u64,
+    /// Its checksum.
+    pub crc32: u32,
+}
+
+impl Fingerprint {
+    /// Of a text.
+    #[must_use]
+    pub fn of(corpus: &Corpus) -> Self {
+        let bytes = corpus.part(Part::Whole);
+        Self {
+            bytes: bytes.len() as u64,
+            crc32: crc32fast::hash(bytes),
+        }
+    }
+}
 
 /// The words that go with a checkpoint: the job, from which a run goes on.
 ///
 /// # Errors
 /// Where the job cannot be written as JSON.
-pub fn about(job: &Job, step: u64) -> Result<About, Failure> {
+pub fn about(job: &Job, corpus: &Corpus, step: u64) -> Result<About, Failure> {
     let l = &job.layout;
-    let text = job.to_json()?;
-    let user = serde_json::from_str(&text)
+    let origin = Origin {
+        saved: job.clone(),
+        text: Fingerprint::of(corpus),
+        steps: step,
+    };
+    let user = serde_json::to_value(&origin)
         .map_err(|e| Failure::data(format!("the job cannot be written as JSON: {e}")))?;
     Ok(About {
         step,
@@ -27,15 +85,18 @@ pub fn about(job: &Job, step: u64) -> Result<About, Failure> {
 ///
 /// # Errors
 /// Where there is no checkpoint, or it is not this trainer's.
-pub fn job_of(root: &Path) -> Result<(Job, u64), Failure> {
+pub fn job_of(root: &Path) -> Result<Origin, Failure> {
     let (folder, meta) = find(root)?;
-    let job: Job = serde_json::from_value(meta.user.clone()).map_err(|e| {
+    let origin: Origin = serde_json::from_value(meta.user.clone()).map_err(|e| {
         Failure::data(format!(
             "checkpoint {} was not written by this trainer: {e}",
             folder.display()
         ))
     })?;
-    Ok((job, meta.step))
+    Ok(Origin {
+        steps: meta.step,
+        ..origin
+    })
 }
 
 /// Finds out before the first step whether checkpoints can be written to `root`.
@@ -49,27 +110,63 @@ pub fn probe(root: &Path) -> Result<(), Failure> {
     std::fs::remove_file(&trial).map_err(|e| Failure::file("write to", root, &e))
 }
 
-/// Steps behind a checkpoint that this job goes on from; the model, data and seed must be its own.
+/// Steps behind a checkpoint that this job goes on from; model, data, mask and seed must be the
+/// same, for else neither the parameters nor the place in the data mean anything. Where no step
+/// has been taken (a converted model) only the model must.
 ///
 /// # Errors
-/// Where it is another model's, or has gone further than the job goes.
-pub fn steps_done(job: &Job, root: &Path) -> Result<u64, Failure> {
-    let (saved, step) = job_of(root)?;
+/// Exit 2 where the job says otherwise, or goes no further than the checkpoint; 3 where the text
+/// has changed in its place.
+pub fn steps_done(job: &Job, corpus: &Corpus, root: &Path) -> Result<u64, Failure> {
+    let origin = job_of(root)?;
+    let saved = &origin.saved;
+    let other = |was: String, is: String| {
+        Failure::usage(format!(
+            "the checkpoint in {} was trained with {was}, not {is}; leave that out to go on from it, or leave out --load",
+            root.display()
+        ))
+    };
     if saved.model != job.model {
-        return Err(Failure::data(format!(
-            "the checkpoint in {} is of another model than --model {} asks for: it was trained with {} (tied table: {})",
-            root.display(),
-            job.model_name,
-            saved.model_name,
-            saved.model.tied
-        )));
+        let named = |job: &Job| {
+            let tied = if job.model.tied { "tied" } else { "untied" };
+            format!("--model {} ({tied})", job.model_name)
+        };
+        return Err(other(named(saved), named(job)));
     }
-    if step >= job.steps {
+    if origin.steps == 0 {
+        return Ok(0);
+    }
+    if saved.seed != job.seed {
+        return Err(other(
+            format!("--seed {}", saved.seed),
+            format!("{}", job.seed),
+        ));
+    }
+    if saved.mask_fraction != job.mask_fraction {
+        let of = |job: &Job| job.mask_fraction.to_string();
+        return Err(other(format!("--mask-fraction {}", of(saved)), of(job)));
+    }
+    if origin.text != Fingerprint::of(corpus) {
+        let of = |job: &Job| match &job.data {
+            DataSource::Embedded => "embedded".to_string(),
+            DataSource::File(path) => path.display().to_string(),
+        };
+        if saved.data == job.data {
+            return Err(Failure::data(format!(
+                "{} is no longer the text that the checkpoint in {} was trained on; put that back to go on from it",
+                of(job),
+                root.display()
+            )));
+        }
+        return Err(other(format!("--data {}", of(saved)), of(job)));
+    }
+    if origin.steps >= job.steps {
         return Err(Failure::usage(format!(
-            "the checkpoint in {} has {step} steps behind it and --steps is {}; give a larger number",
+            "the checkpoint in {} has {} steps behind it and --steps is {}; give a larger number",
             root.display(),
+            origin.steps,
             job.steps
         )));
     }
-    Ok(step)
+    Ok(origin.steps)
 }

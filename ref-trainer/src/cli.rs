@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use quintet_planner::config::{Batch, Layout};
 
+use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
 
@@ -20,6 +21,7 @@ mod args;
 mod refuse;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod words;
 
 use apply::Base;
@@ -52,7 +54,9 @@ pub enum Command {
         /// Program and arguments.
         command: Vec<OsString>,
     },
-    /// Help or version was asked for: print this on stdout and exit 0.
+    /// Write parameters in the other kind of folder.
+    Convert(Convert),
+    /// Help, version or a drawing was asked for: print this on stdout and exit 0.
     Print(String),
 }
 
@@ -73,8 +77,10 @@ pub enum Weights {
 pub fn parse<I>(arguments: I, env: impl Fn(&str) -> Option<String>) -> Result<Command, Failure>
 where
     I: IntoIterator,
-    I::Item: Into<OsString> + Clone,
+    I::Item: Into<OsString>,
 {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    nameable(&arguments)?;
     let mut command = command();
     let cli = match command
         .try_get_matches_from_mut(arguments)
@@ -84,12 +90,10 @@ where
         Err(error) if error.use_stderr() => return Err(Failure::usage(sentence(&error))),
         Err(help) => return Ok(Command::Print(painted(&help, &env))),
     };
-    if let Some(Sub::Launch(args)) = cli.subcommand {
-        // It may itself be started by a launcher: its ranks are told their own places.
-        let (ranks, command) = (args.ranks.get(), args.command);
-        return Ok(Command::Launch { ranks, command });
+    // A launcher may itself be launched: its ranks are told their own places.
+    if !matches!(cli.subcommand, Some(Sub::Launch(_))) {
+        refuse::environment(&env)?;
     }
-    refuse::environment(&env)?;
     match cli.subcommand {
         None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
         Some(Sub::Train(args)) => {
@@ -116,9 +120,15 @@ where
         Some(Sub::Eval(args)) => eval(&args),
         Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
         Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
-        Some(Sub::Convert(_)) => Err(refuse::subcommand("convert")),
-        Some(Sub::Trace(_)) => Err(refuse::subcommand("trace")),
-        Some(Sub::Launch(_)) => Err(refuse::subcommand("launch")),
+        Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
+            from: args.from,
+            to: args.to,
+        })),
+        Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
+        Some(Sub::Launch(args)) => Ok(Command::Launch {
+            ranks: args.ranks.get(),
+            command: args.command,
+        }),
         Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
     }
 }
@@ -134,6 +144,22 @@ pub fn print(text: &str) -> Result<(), Failure> {
             Err(Failure::data(format!("cannot write to stdout: {e}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses what is not UTF-8 before anything is done: a run writes its arguments to a JSON file,
+/// which could not name such a path.
+fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
+    // The program's own name may be anything.
+    match arguments
+        .iter()
+        .skip(1)
+        .find(|word| word.to_str().is_none())
+    {
+        None => Ok(()),
+        Some(word) => Err(Failure::usage(format!(
+            "the argument {word:?} is not UTF-8, and a run's config.json could not name it; rename the file or folder"
+        ))),
     }
 }
 
@@ -197,6 +223,10 @@ Where one degree of a layout is given, those that are not are 1.
 
 Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";
 
+const VERIFY: &str = "\
+Without --dp, --tp and --pp the layout is dp 2 x tp 2 x pp 2; where one is given, those that are not are 1.
+Exit 0 only where all of it holds, 4 where something differs.";
+
 #[derive(Debug, Subcommand)]
 enum Sub {
     /// Train a model (what runs without a subcommand)
@@ -209,10 +239,10 @@ enum Sub {
     Plan(Unbuilt),
     /// Not built yet: refused
     Bench(Unbuilt),
-    /// Not built yet: refused
-    Convert(Unbuilt),
-    /// Not built yet: refused
-    Trace(Unbuilt),
+    /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
+    Convert(ConvertArgs),
+    /// Draw a pipeline schedule, with its bubble and the activations it holds
+    Trace(trace::TraceArgs),
     /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
     Launch(LaunchArgs),
     /// Not built yet: refused
@@ -257,6 +287,16 @@ struct LaunchArgs {
 }
 
 #[derive(Debug, Args)]
+struct ConvertArgs {
+    /// config.json with safetensors, or a checkpoint of ours
+    #[arg(value_name = "FROM")]
+    from: PathBuf,
+    /// The folder to write, which must not be there yet
+    #[arg(value_name = "TO")]
+    to: PathBuf,
+}
+
+#[derive(Debug, Args)]
 struct Unbuilt {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     _rest: Vec<OsString>,
@@ -282,8 +322,11 @@ fn command() -> clap::Command {
     };
     negative(Cli::command())
         .mut_subcommand("train", negative)
-        .mut_subcommand("verify", |verify| negative(output_hidden(verify)))
+        .mut_subcommand("verify", |verify| {
+            negative(output_hidden(verify)).after_help(VERIFY)
+        })
         .mut_subcommand("eval", negative)
+        .mut_subcommand("trace", negative)
 }
 
 /// Clap's message without its usage block, on one line.

@@ -189,6 +189,8 @@ pub struct Samples {
     seed: u64,
     seq: usize,
     mask: RandomMask,
+    /// These, in every step, instead of any of the text.
+    given: Vec<Sample>,
 }
 
 impl Samples {
@@ -203,7 +205,21 @@ impl Samples {
             seed,
             seq,
             mask: RandomMask::default(),
+            given: Vec::new(),
         })
+    }
+
+    /// The same samples in every step: number `index` is the one at `index` modulo their count.
+    /// For comparisons with numbers from elsewhere.
+    #[must_use]
+    pub fn given(given: Vec<Sample>) -> Self {
+        Self {
+            corpus: Corpus::built_in(),
+            seed: 0,
+            seq: given.first().map_or(0, |sample| sample.mask.len()),
+            mask: RandomMask::default(),
+            given,
+        }
     }
 
     /// The same with a random loss mask.
@@ -221,6 +237,9 @@ impl Samples {
     /// Sample `index` of the global batch of step `step`; both below 2^32.
     #[must_use]
     pub fn sample(&self, step: u64, index: u64) -> Sample {
+        if !self.given.is_empty() {
+            return self.given[index as usize % self.given.len()].clone();
+        }
         let train = self.corpus.part(Part::Train);
         let mut sample = Sample::of(&train[self.offset(step, index)..][..=self.seq]);
         for (position, counts) in sample.mask.iter_mut().enumerate() {
@@ -232,6 +251,9 @@ impl Samples {
     /// Token `position` (up to and including T) of a sample, without the rest of it.
     #[must_use]
     pub fn token(&self, step: u64, index: u64, position: usize) -> Option<u32> {
+        if !self.given.is_empty() {
+            return self.sample(step, index).tokens.get(position).copied();
+        }
         let train = self.corpus.part(Part::Train);
         let window = &train[self.offset(step, index)..][..=self.seq];
         window.get(position).map(|byte| u32::from(*byte))
@@ -240,6 +262,10 @@ impl Samples {
     /// Does the prediction made at `position` of a sample count?
     #[must_use]
     pub fn counts(&self, step: u64, index: u64, position: usize) -> bool {
+        if !self.given.is_empty() {
+            let sample = self.sample(step, index);
+            return sample.mask.get(position).copied().unwrap_or(false);
+        }
         if self.mask.samples <= 0.0 && self.mask.tokens <= 0.0 {
             return true;
         }

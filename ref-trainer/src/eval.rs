@@ -12,6 +12,7 @@ use crate::data::{Corpus, Part, Sample};
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
 use crate::rank::{Begin, Rank};
+use crate::room::has_room;
 use crate::weights::{self, Tensors};
 
 /// What an evaluation found.
@@ -52,6 +53,7 @@ impl fmt::Display for Evaluation {
 /// Where text or parameters cannot be read, or a rank fails.
 pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluation, Failure> {
     let job = weights::job_for(job, weights)?;
+    has_room(&job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
     let windows: Vec<Sample> = corpus.windows(Part::Whole, job.batch.seq)?.collect();
     match job.dtype {

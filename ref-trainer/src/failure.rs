@@ -165,6 +165,7 @@ impl From<quintet_planner::Error> for Failure {
             quintet_planner::Error::Collective(inner) => inner.into(),
             quintet_planner::Error::Layer(inner) => inner.into(),
             quintet_planner::Error::Zero(inner) => inner.into(),
+            quintet_planner::Error::Schedule(inner) => inner.into(),
             other => Self::aborted(other.to_string()),
         }
     }

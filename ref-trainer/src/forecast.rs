@@ -1,14 +1,17 @@
 //! What is known of a run before its first message.
 
-use quintet_parallel_layers::pipeline::{Durations, Schedule, StageTime, simulate};
-use quintet_planner::model::{flat_layout, mesh, segments};
+use quintet_parallel_layers::pipeline::laws::held;
+use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+use quintet_planner::memory::activations;
+use quintet_planner::model::{flat_layout, mesh};
 use quintet_planner::traffic::total;
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
-use crate::job::{DataSource, Dtype, Job, OptimizerKind};
+use crate::job::{DataSource, Job};
+use crate::rank::schedule;
 use crate::report::{Forecast, human};
-use crate::verify::predicted_ranks;
+use crate::verify::{predicted_ranks, wire_types};
 
 /// The job's text.
 ///
@@ -43,14 +46,7 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
 /// Where the layout cannot be.
 pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     let mesh = mesh(&job.layout)?;
-    let width = match job.dtype {
-        Dtype::F64 => 8,
-        Dtype::F32 => 4,
-    };
-    let moments = match job.optimizer.kind {
-        OptimizerKind::AdamW => 2,
-        OptimizerKind::Sgd => 0,
-    };
+    let (width, moments) = (job.dtype.bytes(), job.optimizer.kind.moments());
     let mut forecast = Forecast {
         data: format!(
             "{} ({})",
@@ -67,6 +63,7 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     if !train.is_empty() && !held_out.is_empty() {
         forecast.unigram_entropy = Some(unigram_cross_entropy(train, held_out));
     }
+    let kept = activations(&job.model, &job.layout, &job.batch, wire_types(job))?;
     for rank in 0..mesh.world() {
         let mut categories = [("parameters", 0), ("gradients", 0), ("optimizer", 0)];
         for chunk in 0..job.layout.chunks() {
@@ -93,11 +90,11 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
             let most = forecast.memory.entry(name.to_string()).or_default();
             *most = (*most).max((len * width) as u64);
         }
+        let most = forecast.memory.entry("activations".into()).or_default();
+        *most = (*most).max(kept[rank].saved + kept[rank].work);
     }
     if job.layout.pp > 1 {
-        let mbs = job.batch.microbatches() / job.layout.dp;
-        let segments = segments(&job.model, &job.layout, &mesh, width)?;
-        let schedule = Schedule::new(job.layout.schedule, job.layout.pp, mbs, &segments)?;
+        let schedule = schedule(job, &mesh, width)?;
         let time = StageTime {
             forward: 1.0,
             backward_input: 1.0,
@@ -105,6 +102,7 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
         };
         let played = simulate(&schedule, &Durations::equal(job.layout.places(), time, 0.0))?;
         forecast.bubble = Some(played.bubble());
+        forecast.held = schedule.all().iter().map(|actions| held(actions)).max();
     }
     Ok(forecast)
 }

@@ -25,6 +25,8 @@ pub struct Job {
     /// The model itself, so that a job does not depend on a preset or a file staying as it was.
     #[serde(with = "mirror::ModelDef")]
     pub model: ModelConfig,
+    /// Tokens that the model's file says it is made for (`max_position_embeddings`), if it has one.
+    pub max_positions: Option<usize>,
     /// How a step is cut over ranks.
     #[serde(with = "mirror::LayoutDef")]
     pub layout: Layout,
@@ -97,6 +99,15 @@ impl Dtype {
             Dtype::F32 => "f32",
         }
     }
+
+    /// Bytes of an element; gradients and moments have the same.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 => 4,
+        }
+    }
 }
 
 /// The rule that turns gradients into steps.
@@ -107,6 +118,17 @@ pub enum OptimizerKind {
     AdamW,
     /// Plain gradient descent with weight decay.
     Sgd,
+}
+
+impl OptimizerKind {
+    /// Numbers that the rule remembers for each parameter.
+    #[must_use]
+    pub fn moments(self) -> usize {
+        match self {
+            OptimizerKind::AdamW => 2,
+            OptimizerKind::Sgd => 0,
+        }
+    }
 }
 
 /// How the learning rate falls after its warm-up.
@@ -181,6 +203,7 @@ impl Default for Job {
         Self {
             model_name: "tiny".into(),
             model: tiny.config,
+            max_positions: None,
             layout: Layout::single(),
             batch: Batch {
                 seq: tiny.seq,
@@ -246,6 +269,24 @@ impl Job {
         }
     }
 
+    /// This job gone on with: what is learnt, from what and how, with the layout, the steps and the
+    /// output of `next`.
+    #[must_use]
+    pub fn goes_on(self, next: Self) -> Self {
+        Self {
+            model_name: self.model_name,
+            model: self.model,
+            max_positions: self.max_positions,
+            batch: self.batch,
+            data: self.data,
+            mask_fraction: self.mask_fraction,
+            dtype: self.dtype,
+            seed: self.seed,
+            optimizer: self.optimizer,
+            ..next
+        }
+    }
+
     /// Judges the whole job: bounds of every number first, then the layout.
     ///
     /// # Errors
@@ -295,15 +336,5 @@ fn demo_layout() -> Layout {
         tp: 2,
         pp: 2,
         ..Layout::single()
-    }
-}
-
-/// A schedule as the command line spells it.
-#[must_use]
-pub fn schedule_name(kind: quintet_parallel_layers::pipeline::ScheduleKind) -> &'static str {
-    use quintet_parallel_layers::pipeline::ScheduleKind;
-    match kind {
-        ScheduleKind::GPipe => "gpipe",
-        ScheduleKind::OneFOneB => "1f1b",
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quintet_ref_trainer::cli::{self, Command};
+use quintet_ref_trainer::convert::convert;
 use quintet_ref_trainer::data::Samples;
 use quintet_ref_trainer::eval::evaluate;
 use quintet_ref_trainer::failure::{Exit, Failure, end};
@@ -37,6 +38,7 @@ fn perform(command: Command) -> Result<Exit, Failure> {
             // Any code a rank may end with, not ours alone.
             std::process::exit(launch(ranks, &command)?)
         }
+        Command::Convert(job) => cli::print(&convert(&job)?).map(|()| Exit::Fine),
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
     }
 }

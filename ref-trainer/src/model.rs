@@ -9,7 +9,7 @@ use quintet_kernels::{
 use quintet_parallel_layers::embedding::EmbeddingSaved;
 use quintet_parallel_layers::head::HeadSaved;
 use quintet_parallel_layers::{Block, Ctx, Layer, MicroBatch};
-use quintet_planner::model::StageLayer;
+use quintet_planner::model::{StageLayer, TABLE};
 use quintet_zero::{GradSync, ParamStore};
 
 use crate::failure::Failure;
@@ -40,7 +40,61 @@ pub struct StageSaved<B: Device, C: Collectives<B>, E: Scalar> {
     layers: Vec<Option<LayerSaved<B, C, E>>>,
 }
 
-/// The layers of a stage.
+/// A chunk's parameters, with the table that its head may borrow from the stage's first chunk.
+pub struct Lent<'a, B: Device, E: Scalar> {
+    /// Its own.
+    pub own: &'a ParamStore<B, E>,
+    /// Where the table is, if not there.
+    pub table: Option<&'a ParamStore<B, E>>,
+}
+
+impl<B: Device, E: Scalar> Lent<'_, B, E> {
+    /// The views of a layer, in the order in which it names its parameters.
+    fn views(&self, index: usize, layer: &StageLayer) -> Result<Vec<B::Ref<'_, E>>, Failure> {
+        let mut views = self.own.views(index)?;
+        if let Some((at, lender)) = place_of_table(layer).zip(self.table) {
+            let table = lender.views(0)?.into_iter().nth(TABLE_VIEW);
+            views.insert(at, table.ok_or_else(out_of_order)?);
+        }
+        Ok(views)
+    }
+}
+
+/// The same of gradients.
+pub struct LentGrads<'a, B: Device, C: Collectives<B>, E: Scalar> {
+    /// Its own.
+    pub own: &'a mut GradSync<B, C, E>,
+    /// Where the table's gradient is, if not there.
+    pub table: Option<&'a mut GradSync<B, C, E>>,
+}
+
+impl<B: Device, C: Collectives<B>, E: Scalar> LentGrads<'_, B, C, E> {
+    fn views(
+        &mut self,
+        index: usize,
+        layer: &StageLayer,
+    ) -> Result<Vec<B::Mut<'_, E::Acc>>, Failure> {
+        let mut views = self.own.views_mut(index)?;
+        if let Some((at, lender)) = place_of_table(layer).zip(self.table.as_deref_mut()) {
+            let table = lender.views_mut(0)?.into_iter().nth(TABLE_VIEW);
+            views.insert(at, table.ok_or_else(out_of_order)?);
+        }
+        Ok(views)
+    }
+}
+
+/// Where a head names the table among its parameters.
+fn place_of_table(layer: &StageLayer) -> Option<usize> {
+    match layer {
+        StageLayer::Head(_) => layer.params().iter().position(|p| p.name == TABLE),
+        _ => None,
+    }
+}
+
+/// The table among the views of the embedding, which is the first layer of the model.
+const TABLE_VIEW: usize = 0;
+
+/// The layers of a stage's chunk.
 pub struct StageModel {
     /// In forward order.
     pub layers: Vec<StageLayer>,
@@ -65,14 +119,14 @@ impl StageModel {
     pub fn forward<B: Device, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
-        params: &ParamStore<B, E>,
+        params: &Lent<'_, B, E>,
         batch: MicroBatch<B, E>,
         input: Option<B::Buf<E>>,
     ) -> Result<Forward<B, C, E>, Failure> {
         let (mut x, mut loss_t) = (input, None);
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
-            let views = params.views(index)?;
+            let views = params.views(index, layer)?;
             layers.push(Some(match layer {
                 StageLayer::Embed(embed) => {
                     let (y, saved) = embed.forward(ctx, &batch, &views)?;
@@ -106,13 +160,14 @@ impl StageModel {
     pub fn backward_input<B: Device, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
-        params: &ParamStore<B, E>,
+        params: &Lent<'_, B, E>,
         saved: &mut StageSaved<B, C, E>,
         run: Range<usize>,
         mut dx: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         for index in run.rev() {
-            let (views, batch) = (params.views(index)?, &saved.batch);
+            let views = params.views(index, &self.layers[index])?;
+            let batch = &saved.batch;
             let left = saved.layers.get_mut(index).and_then(Option::as_mut);
             dx = match (&self.layers[index], left) {
                 (StageLayer::Head(head), Some(LayerSaved::Head(left))) => {
@@ -140,10 +195,11 @@ impl StageModel {
         ctx: &Ctx<'_, B, C>,
         saved: &mut StageSaved<B, C, E>,
         run: Range<usize>,
-        grads: &mut GradSync<B, C, E>,
+        grads: &mut LentGrads<'_, B, C, E>,
     ) -> Result<(), Failure> {
         for index in run.rev() {
-            let (mut views, batch) = (grads.views_mut(index)?, &saved.batch);
+            let mut views = grads.views(index, &self.layers[index])?;
+            let batch = &saved.batch;
             let left = saved.layers.get_mut(index).and_then(Option::take);
             match (&self.layers[index], left) {
                 (StageLayer::Head(head), Some(LayerSaved::Head(left))) => {

@@ -1,4 +1,5 @@
-//! Which model: a preset by name, or the `config.json` of a Llama in Hugging Face's keys.
+//! Which model: a preset by name, or the `config.json` of a Llama, Qwen2 or GPT-2 in Hugging
+//! Face's keys.
 //!
 //! A file is taken only where this trainer computes what its keys say; all else is refused by
 //! name of the key, for a model that is nearly right has no error message.
@@ -8,7 +9,7 @@ use std::path::Path;
 
 use quintet_parallel_layers::Architecture;
 use quintet_planner::config::ModelConfig;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 mod hugging_face;
 
@@ -19,8 +20,11 @@ pub struct Model {
     pub config: ModelConfig,
     /// Tokens predicted per sample, by default.
     pub seq: usize,
-    /// Tokens it is made for at most (`max_position_embeddings`); nothing is computed from it.
+    /// Tokens it is made for at most (`max_position_embeddings`). A preset is trained from nothing,
+    /// so that for it any number is as good.
     pub max_positions: usize,
+    /// It comes from a file, where `max_positions` is meant.
+    pub from_file: bool,
     /// Samples in a step, by default.
     pub global_batch: usize,
 }
@@ -104,6 +108,7 @@ impl Model {
             },
             seq: 64,
             max_positions: 64,
+            from_file: false,
             global_batch: 16,
         }
     }
@@ -156,25 +161,7 @@ impl Model {
     /// same shape back.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let c = &self.config;
-        let keys = json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": c.vocab,
-            "hidden_size": c.hidden,
-            "num_hidden_layers": c.layers,
-            "num_attention_heads": c.heads,
-            "num_key_value_heads": c.kv_heads,
-            "head_dim": c.head_dim,
-            "intermediate_size": c.ffn,
-            "hidden_act": "silu",
-            "rms_norm_eps": c.norm_eps,
-            "rope_theta": c.rope_theta,
-            "tie_word_embeddings": c.tied,
-            "attention_bias": false,
-            "mlp_bias": false,
-            "max_position_embeddings": self.max_positions,
-        });
+        let keys = hugging_face::write(self);
         format!("{keys:#}\n")
     }
 }
@@ -196,6 +183,7 @@ fn bench_s() -> Model {
         },
         seq: 256,
         max_positions: 256,
+        from_file: false,
         global_batch: 8,
     }
 }
@@ -217,6 +205,7 @@ fn bench_m() -> Model {
         },
         seq: 512,
         max_positions: 512,
+        from_file: false,
         global_batch: 4,
     }
 }

@@ -1,4 +1,4 @@
-//! The oracle: the same Llama on one device, in f64, with plain loops and no parallel code.
+//! The oracle: the same decoder on one device, in f64, with plain loops and no parallel code.
 //!
 //! Everything else is judged by this file and its four neighbours, so they share nothing with the
 //! libraries but the model's config and the random numbers, and are meant to be checked by eye.
@@ -14,11 +14,13 @@
 
 use std::collections::BTreeMap;
 
+use quintet_parallel_layers::Positions;
 use quintet_planner::config::ModelConfig;
 
 use crate::data::Sample;
 
 mod block;
+mod dense;
 mod init;
 mod ops;
 mod optim;
@@ -33,8 +35,12 @@ pub type Params = BTreeMap<String, Vec<f64>>;
 
 /// Name of the embedding, and of the head where both share one table.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Name of the last norm.
+/// Name of the table of learned positions.
+pub const POSITIONS: &str = "model.embed_positions.weight";
+/// Name of the last norm's weight.
 pub const FINAL_NORM: &str = "model.norm.weight";
+/// Name of the last norm, which its weight and its bias have in front.
+const LAST: &str = "model.norm";
 /// Name of a head with a table of its own.
 pub const HEAD: &str = "lm_head.weight";
 
@@ -159,13 +165,16 @@ fn forward(config: &ModelConfig, params: &Params, sample: &Sample) -> Result<For
         .flat_map(|token| &table_vd[*token as usize * d..][..d])
         .copied()
         .collect();
+    if let Positions::Learned(_) = config.architecture.positions {
+        ops::add(&mut x_td, &value(params, POSITIONS)?[..inputs.len() * d]);
+    }
     let mut blocks = Vec::new();
     for layer in 0..config.layers {
         let (out_td, saved) = block::forward(config, params, layer, &x_td)?;
         blocks.push(saved);
         x_td = out_td;
     }
-    let y_td = ops::rms_norm(&x_td, value(params, FINAL_NORM)?, config.norm_eps);
+    let y_td = dense::norm(config, params, LAST, &x_td)?;
     let mut p_tv = ops::linear(&y_td, value(params, head(config))?, d, v);
     let mut loss_sum = 0.0;
     for (t, p_v) in p_tv.chunks_exact_mut(v).enumerate() {
@@ -218,15 +227,13 @@ fn backward(
             d,
             v,
         );
-        let mut dx_td = ops::rms_norm_backward(
-            &dy_td,
-            &saved.x_td,
-            value(params, FINAL_NORM)?,
-            gradient(&mut grads, FINAL_NORM)?,
-            config.norm_eps,
-        );
+        let mut dx_td =
+            dense::norm_backward(config, params, &mut grads, LAST, &dy_td, &saved.x_td)?;
         for (layer, saved) in saved.blocks.iter().enumerate().rev() {
             dx_td = block::backward(config, params, &mut grads, layer, saved, &dx_td)?;
+        }
+        if let Positions::Learned(_) = config.architecture.positions {
+            ops::add(gradient(&mut grads, POSITIONS)?, &dx_td);
         }
         let dtable_vd = gradient(&mut grads, EMBEDDING)?;
         for (token, dx_d) in inputs(sample).iter().zip(dx_td.chunks_exact(d)) {
@@ -268,9 +275,10 @@ fn check(config: &ModelConfig, params: &Params, samples: &[Sample]) -> Result<()
     if lens.contains(&0) {
         return Err(OracleError::Config("every length must be at least 1"));
     }
-    if !config.heads.is_multiple_of(config.kv_heads) || !config.head_dim.is_multiple_of(2) {
+    let rotary = config.architecture.rotary(config.head_dim);
+    if !config.heads.is_multiple_of(config.kv_heads) || !rotary.is_multiple_of(2) {
         return Err(OracleError::Config(
-            "KV heads must divide heads, and head_dim must be even",
+            "KV heads must divide heads, and an even number of a head's elements turn",
         ));
     }
     for (name, shape) in param_shapes(config) {
@@ -291,6 +299,13 @@ fn check(config: &ModelConfig, params: &Params, samples: &[Sample]) -> Result<()
                 tokens,
                 flags,
             });
+        }
+        if let Positions::Learned(rows) = config.architecture.positions
+            && flags > rows
+        {
+            return Err(OracleError::Config(
+                "a sample is longer than the table of learned positions",
+            ));
         }
         if let Some(token) = sample.tokens.iter().find(|t| **t as usize >= config.vocab) {
             return Err(OracleError::Token {

@@ -20,7 +20,8 @@ use crate::rank::{Begin, Rank};
 use crate::record::Step;
 use crate::report::{EqualityRow, EqualityTable};
 use crate::schedule_lr::learning_rate;
-use crate::verify::{OracleOptimizer, bound, floor, predicted_step, twin_of};
+use crate::tolerance::{bounds, floor};
+use crate::verify::{OracleOptimizer, predicted_step, twin_of};
 
 /// One step of a run with the state it began from.
 #[derive(Debug, Clone)]
@@ -54,10 +55,7 @@ pub fn prove(
         let twin = twin_step(&twin_of(job), samples, proof)?;
         let floor = floor(job.dtype);
         let own = distances(&twin, &truth, floor).map(|(_, _, d)| d.relative);
-        let floors = floors(job.dtype).into_iter().zip(own);
-        let bounds =
-            floors.map(|(floor, rounding)| floor.max((ROUNDING * rounding).min(CEILING * floor)));
-        let bounds = bounds.collect::<Vec<f64>>();
+        let bounds = bounds(job.dtype, own);
         let (ours, number) = (&proof.step, proof.number);
         rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
         rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
@@ -71,27 +69,6 @@ pub fn prove(
         bytes_predicted: predicted.filter(|(_, b)| *b > 0).collect(),
         bytes_counted: bytes,
     })
-}
-
-/// How far a layout may be from the oracle, as a multiple of how far the same arithmetic on one
-/// device is (the criterion of FlashAttention's tests): where a gradient all but cancels, one
-/// device is off by more than the bound on the type, and a layout that rounds as often but
-/// elsewhere is off by as much again. In f64 this never matters.
-const ROUNDING: f64 = 4.0;
-
-/// And never by more than this multiple of the bound itself: what both the layout and the twin
-/// get wrong must not pass for rounding.
-const CEILING: f64 = 100.0;
-
-/// Bounds on loss, gradients, norm and parameters where one device rounds less than that. With
-/// u = 6e-8 in f32: a loss is a mean of many token losses, each a few u off (16 u); a norm is a
-/// root over all elements, in which their errors cancel; a gradient is what `verify` allows; a
-/// parameter moves by lr times a quotient of two gradients.
-fn floors(dtype: Dtype) -> [f64; 4] {
-    match dtype {
-        Dtype::F64 => [bound(dtype); 4],
-        Dtype::F32 => [1e-6, bound(dtype), 1e-5, bound(dtype)],
-    }
 }
 
 /// Loss, gradients, norm and parameters of two steps: name, our value, difference.
@@ -127,7 +104,7 @@ fn rows_against(
     step: u64,
     who: &str,
     floor: f64,
-    bounds: &[f64],
+    bounds: &[f64; 4],
 ) -> Vec<EqualityRow> {
     let row = |((name, value, d), bound): ((&str, _, Difference), f64)| {
         let named = !d.bit_equal && !d.worst.is_empty();
@@ -147,7 +124,7 @@ fn rows_against(
     };
     distances(ours, other, floor)
         .into_iter()
-        .zip(bounds.iter().copied())
+        .zip(*bounds)
         .map(row)
         .collect()
 }

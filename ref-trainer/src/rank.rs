@@ -2,26 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Axis, Communicator, DeviceMesh, Order};
 use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
-use quintet_parallel_layers::pipeline::{Schedule, Stage};
+use quintet_parallel_layers::pipeline::{Action, Schedule, Stage};
 use quintet_planner::config::validate;
-use quintet_planner::model::{StageLayer, flat_layout, mesh, segments, stage_layers};
-use quintet_zero::checkpoint::{Target, load};
+use quintet_planner::model::{
+    StageLayer, borrows_table, flat_layout, mesh, segments, stage_layers,
+};
 use quintet_zero::{
-    Entry, FlatLayout, Full, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
-    gather_grads, gather_params, gather_state,
+    FlatLayout, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
 };
 
 use crate::failure::Failure;
-use crate::groups::{Aside, Counted, Groups, Traffic};
+use crate::groups::{Counted, Groups, Traffic};
 use crate::job::{Job, OptimizerKind};
 use crate::model::{Device, StageModel};
+
+mod state;
 
 /// How parameters begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub struct Chunk<B: Device, C: Collectives<B>, E: Scalar> {
     pub model: StageModel,
     /// Runs of layers, in the order backward reaches them.
     pub segments: Vec<Range<usize>>,
+    /// Whether its head uses the table of the stage's first chunk.
+    pub borrows_table: bool,
     /// Its parameters.
     pub params: ParamStore<B, E>,
     /// Their gradients.
@@ -62,6 +65,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub stage: Stage<B, C, E>,
     /// The order of work of all stages.
     pub schedule: Schedule,
+    /// My actions in a step.
+    pub actions: Vec<Action>,
     /// What I hold of the model, in the order of the model.
     pub chunks: Vec<Chunk<B, C, E>>,
 }
@@ -95,7 +100,9 @@ where
         let stage = mesh.index(rank, Axis::Pp);
         let chunks = flats.iter().enumerate().map(|(chunk, flat)| {
             let layers = stage_layers(&job.model, layout, &mesh, stage, chunk)?;
-            Chunk::new(job, &device, &groups, layers, flat, begin)
+            let mut made = Chunk::new(job, &device, &groups, layers, flat, begin)?;
+            made.borrows_table = borrows_table(&job.model, layout, stage, chunk);
+            Ok(made)
         });
         let chunks = chunks.collect::<Result<_, Failure>>()?;
         let boundary = boundary_len(job, &mesh, rank);
@@ -103,9 +110,10 @@ where
             job,
             mesh,
             rank,
-            stage: Stage::new(device.clone(), pp, boundary),
+            stage: Stage::new(device.clone(), pp, layout.route(), boundary),
             device,
             groups,
+            actions: schedule.actions(stage),
             schedule,
             chunks,
         })
@@ -113,7 +121,8 @@ where
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Chunk<B, C, E> {
-    /// Layers with their parameters drawn as `begin` says, gradients and moments of zero.
+    /// Layers with their parameters drawn as `begin` says, gradients and moments of zero. It
+    /// borrows no table.
     ///
     /// # Errors
     /// Where memory is short or a group is missing.
@@ -139,6 +148,7 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Chunk<B, C, E> {
         Ok(Self {
             model: StageModel { layers },
             segments: flat.segments(),
+            borrows_table: false,
             params,
             grads,
             optimizer,
@@ -167,64 +177,12 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         self.groups.traffic(self.stage.group())
     }
 
-    /// Sets every parameter of every chunk: `value(entry, logical index)`.
-    ///
-    /// # Errors
-    /// Where the device has no memory.
-    pub fn fill_with(
-        &mut self,
-        mut value: impl FnMut(&Entry, usize) -> f64,
-    ) -> Result<(), Failure> {
-        for chunk in &mut self.chunks {
-            let fill = |entry: &Entry, index| E::from_f64(value(entry, index));
-            chunk.params.fill_with(fill)?;
-        }
-        Ok(())
-    }
-
-    /// The whole model's parameters, on every rank, beside the traffic of training.
-    ///
-    /// # Errors
-    /// What a collective fails with.
-    pub fn full_params(&self) -> Result<Full, Failure> {
-        let stores: Vec<_> = self.chunks.iter().map(|c| &c.params).collect();
-        Ok(gather_params(&self.device, &stores, &Aside(&self.groups))?)
-    }
-
-    /// The whole model's reduced gradients, as [`Rank::full_params`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn full_grads(&self) -> Result<Full, Failure> {
-        let syncs = self.grads();
-        Ok(gather_grads(&self.device, &syncs, &Aside(&self.groups))?)
-    }
-
-    /// The whole optimizer state by kind, as [`Rank::full_params`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn full_state(&self) -> Result<BTreeMap<String, Full>, Failure> {
-        let optimizers: Vec<_> = self.chunks.iter().map(|c| &c.optimizer).collect();
-        let state = gather_state(&self.device, &optimizers, &Aside(&self.groups))?;
-        let named = |(kind, full): (&str, Full)| (kind.to_string(), full);
-        Ok(state.into_iter().map(named).collect())
-    }
-
-    /// Loads the newest checkpoint of `root` into all chunks, on all ranks together.
-    ///
-    /// # Errors
-    /// Where it is torn, foreign or of another model; nothing is changed then.
-    pub fn load(&mut self, root: &Path, optimizer: bool) -> Result<(), Failure> {
-        let mut targets = Vec::new();
-        for chunk in &mut self.chunks {
-            targets.push(Target {
-                params: &mut chunk.params,
-                optimizer: optimizer.then_some(&mut chunk.optimizer),
-            });
-        }
-        load(root, &self.device, &Aside(&self.groups), &mut targets)?;
-        Ok(())
+    /// Whether I hold the model's last chunk, whose head takes the loss.
+    #[must_use]
+    pub fn takes_the_loss(&self) -> bool {
+        let route = self.schedule.route();
+        let last = route.places().saturating_sub(1);
+        route.home(last).map(|(stage, _)| stage) == Some(self.stage_index())
     }
 
     /// The gradients of all chunks.
@@ -255,7 +213,11 @@ pub fn by_ref(flats: &[Arc<FlatLayout>]) -> Vec<&FlatLayout> {
 }
 
 /// The order of work of all stages.
-fn schedule(job: &Job, mesh: &DeviceMesh, grad_bytes: usize) -> Result<Schedule, Failure> {
+pub(crate) fn schedule(
+    job: &Job,
+    mesh: &DeviceMesh,
+    grad_bytes: usize,
+) -> Result<Schedule, Failure> {
     let segments = segments(&job.model, &job.layout, mesh, grad_bytes)?;
     let mbs = job.batch.microbatches() / job.layout.dp;
     let kind = job.layout.schedule;

@@ -40,12 +40,14 @@ pub struct Forecast {
     /// Entropy of single tokens, in nats: the loss of a model that knows only how often each
     /// occurs.
     pub unigram_entropy: Option<f64>,
-    /// Bytes on the fullest rank, by category.
+    /// Bytes on the fullest rank, by category; of activations the most there can be.
     pub memory: BTreeMap<String, u64>,
     /// Bytes all ranks send in a step, by group.
     pub traffic: BTreeMap<String, u64>,
     /// Share of a stage's time in which its schedule gives it nothing to do.
     pub bubble: Option<f64>,
+    /// The most microbatches, of a chunk each, whose saved activations a stage holds at once.
+    pub held: Option<usize>,
 }
 
 /// One step: an object of the metrics file.
@@ -170,7 +172,7 @@ impl Reporter {
             .unwrap_or_else(|| run.file("metrics.jsonl"));
         let metrics = MetricsLog::open(&path, done)?;
         let mut console = Console::new(job, done, Look::of_stdout(), Box::new(io::stdout()));
-        console.banner(job, forecast);
+        console.banner(job, forecast)?;
         let mut curve = Curve {
             title: format!(
                 "{}, {}, {}",
@@ -197,7 +199,7 @@ impl Reporter {
     /// Records a step and prints it.
     ///
     /// # Errors
-    /// Exit 3 where the metrics file cannot be written.
+    /// Exit 3 where the metrics file or stdout cannot be written.
     pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
         self.metrics.append(report)?;
         self.curve.add(report.step, report.loss, report.held_out);
@@ -206,8 +208,11 @@ impl Reporter {
     }
 
     /// Prints a line that is no step, as in `saved checkpoint/step_00000100`.
-    pub fn note(&mut self, text: &str) {
-        self.console.note(text);
+    ///
+    /// # Errors
+    /// Exit 3 where stdout cannot be written.
+    pub fn note(&mut self, text: &str) -> Result<(), Failure> {
+        self.console.note(text)
     }
 
     /// Where the run leaves its files.
@@ -220,15 +225,19 @@ impl Reporter {
     /// was interrupted too.
     ///
     /// # Errors
-    /// Exit 3 where the curve cannot be written.
+    /// Exit 3 where the curve cannot be written, or stdout could not.
     pub fn finish(mut self, table: Option<&EqualityTable>) -> Result<(), Failure> {
         let drawn = self.curve.write(&self.run.file("loss.svg"))?;
-        self.console.finish(table);
+        self.console.finish(table)?;
+        if table.is_some_and(EqualityTable::holds) {
+            self.console
+                .note("all ok: the run is what one device computes")?;
+        }
         if self.last < self.steps {
             self.console.note(&format!(
                 "stopped after step {} of {}",
                 self.last, self.steps
-            ));
+            ))?;
         }
         let metrics = self.metrics.path();
         let mut files = vec!["config.json"];
@@ -246,7 +255,6 @@ impl Reporter {
         if metrics.parent() != Some(self.run.path()) {
             text += &format!(" and {}", metrics.display());
         }
-        self.console.note(&text);
-        Ok(())
+        self.console.note(&text)
     }
 }

@@ -22,11 +22,11 @@ use crate::data::{Sample, Samples};
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::microbatch::upload;
-use crate::model::{Device, StageSaved};
+use crate::model::{Device, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 
 /// What the forward and backward passes of a step leave, equal on every rank.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gradients {
     /// Mean loss in nats per valid token of the whole batch; 0 where there is none.
     pub loss: f64,
@@ -36,8 +36,8 @@ pub struct Gradients {
     pub norm: f64,
     /// Whether some rank was asked to stop.
     pub stop: bool,
-    /// CPU time of this stage's passes, summed over the step.
-    pub times: StageTime,
+    /// CPU time of the passes of each of this rank's chunks, summed over the step.
+    pub times: Vec<StageTime>,
 }
 
 impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
@@ -60,13 +60,13 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let valid: usize = mine.iter().flatten().map(Sample::valid).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
-        let actions = self.schedule.actions(self.stage_index());
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
+            times: vec![StageTime::default(); self.chunks.len()],
             chunks: &mut self.chunks,
             training: true,
             microbatches: &mine,
@@ -74,9 +74,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
-            times: StageTime::default(),
         };
-        self.stage.run(&actions, &mut pass)?;
+        self.stage.run(&self.actions, &mut pass)?;
         let (loss, times) = (pass.loss, pass.times);
         for chunk in &mut self.chunks {
             chunk.grads.finish(&self.groups)?;
@@ -129,13 +128,16 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// As [`Rank::accumulate`].
     pub fn evaluate(&mut self, microbatches: &[Vec<Sample>]) -> Result<(f64, f64), Failure> {
         let valid: usize = microbatches.iter().flatten().map(Sample::valid).sum();
-        let actions = forward_only(&self.schedule, microbatches.len(), self.stage_index())?;
+        let actions = self
+            .schedule
+            .forward_only(self.stage_index(), microbatches.len());
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
+            times: vec![StageTime::default(); self.chunks.len()],
             chunks: &mut self.chunks,
             training: false,
             microbatches,
@@ -143,12 +145,11 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
-            times: StageTime::default(),
         };
         self.stage.run(&actions, &mut pass)?;
         let loss = pass.loss;
         // Each replica's tokens are counted once: on the rank that also reports their loss.
-        let last = self.stage_index() + 1 == self.job.layout.pp && self.groups.tp.rank() == 0;
+        let last = self.takes_the_loss() && self.groups.tp.rank() == 0;
         let valid = if last { valid as f64 } else { 0.0 };
         let [loss, valid] = self.sum(&self.groups.world, [loss, valid])?;
         Ok((loss, valid))
@@ -183,7 +184,7 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
     clock: f64,
-    times: StageTime,
+    times: Vec<StageTime>,
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
@@ -204,8 +205,9 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
-        let Chunk { model, params, .. } = &self.chunks[chunk];
-        let done = model.forward(&self.ctx, params, batch, input)?;
+        let params = lent(self.chunks, chunk);
+        let model = &self.chunks[chunk].model;
+        let done = model.forward(&self.ctx, &params, batch, input)?;
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
         }
@@ -223,22 +225,28 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         dout: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
-        let chunk = &self.chunks[chunk];
-        let run = chunk.segments[segment].clone();
-        chunk
-            .model
-            .backward_input(&self.ctx, &chunk.params, saved, run, dout)
+        let params = lent(self.chunks, chunk);
+        let Chunk {
+            model, segments, ..
+        } = &self.chunks[chunk];
+        let run = segments[segment].clone();
+        model.backward_input(&self.ctx, &params, saved, run, dout)
     }
 
     fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Failure> {
         let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
+        let (before, rest) = self.chunks.split_at_mut(chunk);
         let Chunk {
             model,
             segments,
-            grads,
+            borrows_table,
+            grads: own,
             ..
-        } = &mut self.chunks[chunk];
-        model.backward_weight(&self.ctx, saved, segments[segment].clone(), grads)?;
+        } = &mut rest[0];
+        let lender = before.first_mut().filter(|_| *borrows_table);
+        let table = lender.map(|first| &mut first.grads);
+        let mut grads = LentGrads { own, table };
+        model.backward_weight(&self.ctx, saved, segments[segment].clone(), &mut grads)?;
         if segment + 1 == segments.len() {
             self.saved.remove(&(mb, chunk));
         }
@@ -253,10 +261,10 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         let now = thread_seconds();
         if moment == Moment::End {
             let time = now - self.clock;
-            match action {
-                Action::Forward { .. } => self.times.forward += time,
-                Action::BackwardInput { .. } => self.times.backward_input += time,
-                Action::BackwardWeight { .. } => self.times.backward_weight += time,
+            match *action {
+                Action::Forward { chunk, .. } => self.times[chunk].forward += time,
+                Action::BackwardInput { chunk, .. } => self.times[chunk].backward_input += time,
+                Action::BackwardWeight { chunk, .. } => self.times[chunk].backward_weight += time,
                 _ => {}
             }
         }
@@ -273,22 +281,17 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
     }
 }
 
-/// The forward half of a schedule over `microbatches`.
-fn forward_only(
-    schedule: &quintet_parallel_layers::pipeline::Schedule,
-    microbatches: usize,
-    stage: usize,
-) -> Result<Vec<Action>, Failure> {
-    use quintet_parallel_layers::pipeline::Schedule;
-    let ones = vec![1; schedule.stages() * schedule.chunks()];
-    let all = Schedule::new(schedule.kind(), schedule.stages(), microbatches, &ones)?;
-    let forward = |action: &Action| {
-        matches!(
-            action,
-            Action::RecvForward { .. } | Action::Forward { .. } | Action::SendForward { .. }
-        )
-    };
-    Ok(all.actions(stage).into_iter().filter(forward).collect())
+/// The parameters of a chunk, and of whom it borrows.
+fn lent<B: Device, C: Collectives<B>, E: Scalar>(
+    chunks: &[Chunk<B, C, E>],
+    chunk: usize,
+) -> Lent<'_, B, E> {
+    let (own, first) = (&chunks[chunk], chunks.first());
+    let lender = first.filter(|_| own.borrows_table);
+    Lent {
+        own: &own.params,
+        table: lender.map(|first| &first.params),
+    }
 }
 
 fn unsaved() -> Failure {

@@ -11,17 +11,17 @@ use quintet_collectives::transport::local::World;
 use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
 use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
-use quintet_zero::checkpoint::{Saved, save};
 
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
-use crate::groups::Aside;
 use crate::job::{Dtype, Job};
+use crate::lock::Lock;
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
 use crate::report::{Reporter, StepReport};
+use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
 use crate::step::Gradients;
 
@@ -47,14 +47,19 @@ struct Left {
 /// # Errors
 /// The first cause that ended the run; a proof that fails.
 pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
+    has_room(job)?;
     let samples = samples(job)?;
     let done = match &job.load {
-        Some(root) => crate::checkpoint::steps_done(job, root)?,
+        Some(root) => crate::checkpoint::steps_done(job, samples.corpus(), root)?,
         None => 0,
     };
-    if let Some(root) = &job.save {
-        crate::checkpoint::probe(root)?;
-    }
+    let _saving = match &job.save {
+        Some(root) => {
+            crate::checkpoint::probe(root)?;
+            Some(Lock::folder(root, "save")?)
+        }
+        None => None,
+    };
     let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
     let (sender, news) = channel();
     let ran = std::thread::scope(|scope| {
@@ -67,10 +72,7 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
             // A console that fails stops the run, but the ranks come to their end together.
             let shown = match item {
                 News::Step(report) => reporter.step(&report),
-                News::Note(text) => {
-                    reporter.note(&text);
-                    Ok(())
-                }
+                News::Note(text) => reporter.note(&text),
             };
             if shown.is_err() && written.is_ok() {
                 written = shown;
@@ -85,7 +87,8 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
     let left = match ran {
         Ok(left) => left,
         Err(failure) => {
-            reporter.finish(None)?;
+            // What ended the run is what is said; that stdout is lost too is not.
+            let _ = reporter.finish(None);
             return Err(failure);
         }
     };
@@ -184,7 +187,7 @@ fn run_rank<E: Scalar>(
         if let Some(root) = &job.save {
             let due = job.save_interval > 0 && step % job.save_interval == 0;
             if due || last {
-                let at = write(&rank, root, step)?;
+                let at = write(&rank, samples.corpus(), root, step)?;
                 say(News::Note(format!("saved {at}")));
             }
         }
@@ -225,15 +228,17 @@ fn measure<E: Scalar>(
     bytes: &mut BTreeMap<String, u64>,
 ) -> Result<StepReport, Failure> {
     const AXES: [&str; 5] = ["dp", "pp", "tie", "tp", "world"];
-    let (stages, stage) = (rank.job.layout.pp, rank.stage_index());
+    let (places, stage) = (rank.schedule.route().places(), rank.stage_index());
     let world = rank.mesh.world() as f64;
-    let mut sums = vec![0.0; 3 * stages];
-    let times = done.times;
-    sums[3 * stage..3 * stage + 3].copy_from_slice(&[
-        times.forward,
-        times.backward_input,
-        times.backward_weight,
-    ]);
+    let mut sums = vec![0.0; 3 * places];
+    for (chunk, times) in done.times.iter().enumerate() {
+        let place = rank.schedule.route().place(stage, chunk);
+        sums[3 * place..3 * place + 3].copy_from_slice(&[
+            times.forward,
+            times.backward_input,
+            times.backward_weight,
+        ]);
+    }
     let after = rank.traffic();
     for axis in AXES {
         let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
@@ -250,7 +255,7 @@ fn measure<E: Scalar>(
         .collect();
     reduce(rank, &mut sums, ReduceOp::Sum)?;
     reduce(rank, &mut peaks, ReduceOp::Max)?;
-    let (times, groups) = sums.split_at(3 * stages);
+    let (times, groups) = sums.split_at(3 * places);
     let by_axis = AXES
         .into_iter()
         .zip(groups.chunks(2))
@@ -327,7 +332,12 @@ fn held_out<E: Scalar>(
 }
 
 /// Saves all ranks' parts under `root`.
-fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<String, Failure> {
+fn write<E: Scalar>(
+    rank: &LocalRank<'_, E>,
+    corpus: &Corpus,
+    root: &Path,
+    step: u64,
+) -> Result<String, Failure> {
     let mut squares = rank.device.zeros::<f64>(Tag::Scratch, 1)?;
     for params in rank.chunks.iter().map(|chunk| &chunk.params) {
         for part in 0..params.layout().parts().len() {
@@ -343,14 +353,7 @@ fn write<E: Scalar>(rank: &LocalRank<'_, E>, root: &Path, step: u64) -> Result<S
             "parameters are not finite after step {step}; nothing was saved"
         )));
     }
-    let about = crate::checkpoint::about(rank.job, step)?;
-    let mut chunks = Vec::new();
-    for chunk in &rank.chunks {
-        chunks.push(Saved {
-            params: &chunk.params,
-            optimizer: &chunk.optimizer,
-        });
-    }
-    let folder = save(root, &rank.device, &Aside(&rank.groups), &chunks, &about)?;
+    let about = crate::checkpoint::about(rank.job, corpus, step)?;
+    let folder = rank.save(root, &about)?;
     Ok(folder.display().to_string())
 }

@@ -24,7 +24,9 @@ use crate::job::{Dtype, Job, OptimizerKind};
 use crate::oracle::{self, AdamW, Params, Sgd};
 use crate::rank::Begin;
 use crate::record::{Record, Step, record};
+use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
+use crate::tolerance::{bound, floor};
 
 /// What a proof found; `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -144,15 +146,6 @@ pub struct BitEqual {
     pub params: bool,
 }
 
-/// The bound on relative differences from the oracle, by type.
-#[must_use]
-pub fn bound(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F64 => 1e-9,
-        Dtype::F32 => 1e-4,
-    }
-}
-
 /// What a verdict is made from.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
@@ -166,23 +159,13 @@ pub struct Evidence {
     pub predicted: BTreeMap<String, u64>,
 }
 
-/// Share of the largest gradient below which a parameter's is judged as if it had that size (see
-/// [`compare_above`]): some hundred roundings of the largest then stay below the bound. Also the
-/// loss, in nats, below which one is judged as if it were that.
-#[must_use]
-pub fn floor(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F64 => 1e-5,
-        Dtype::F32 => 1e-2,
-    }
-}
-
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
 /// twin.
 ///
 /// # Errors
 /// Where one of them cannot run; a difference is no error but a verdict.
 pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
+    has_room(job)?;
     Ok(judge(job, &evidence(job, samples)?))
 }
 
@@ -206,15 +189,25 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
+    Ok(traffic::step(
+        &job.model,
+        &job.layout,
+        &job.batch,
+        wire_types(job),
+    )?)
+}
+
+/// The types that a job computes and sends in.
+#[must_use]
+pub fn wire_types(job: &Job) -> WireTypes {
     let dtype = match job.dtype {
         Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
     };
-    let types = WireTypes {
+    WireTypes {
         storage: dtype,
         accumulation: dtype,
-    };
-    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+    }
 }
 
 /// Bytes that all ranks send in a step, by group, before anything has run.

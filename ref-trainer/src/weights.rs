@@ -1,17 +1,21 @@
-//! Trained parameters from a folder of safetensors, as Hugging Face lays them out.
+//! Trained parameters in a folder of safetensors, as Hugging Face lays them out: read and written.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use quintet_planner::config::ModelConfig;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::job_of;
 use crate::cli::Weights;
 use crate::failure::Failure;
 use crate::job::Job;
+use crate::model_config::Model;
 use crate::oracle::param_shapes;
+
+pub mod names;
 
 /// Tensors by name, widened to f64.
 pub type Tensors = BTreeMap<String, Vec<f64>>;
@@ -23,8 +27,9 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 pub fn job_for(job: &Job, weights: &Weights) -> Result<Job, Failure> {
     let mut job = job.clone();
     if let Weights::Checkpoint(root) = weights {
-        let (saved, _) = job_of(root)?;
+        let saved = job_of(root)?.saved;
         (job.model, job.model_name) = (saved.model, saved.model_name);
+        job.max_positions = saved.max_positions;
     }
     job.check()?;
     Ok(job)
@@ -36,8 +41,8 @@ pub fn job_for(job: &Job, weights: &Weights) -> Result<Job, Failure> {
 /// Exit 3 with one sentence where a file is missing, torn or foreign, a parameter is missing or
 /// has another shape.
 pub fn read(folder: &Path, model: &ModelConfig) -> Result<Tensors, Failure> {
-    let shapes: BTreeMap<String, Vec<usize>> = param_shapes(model).into_iter().collect();
-    let mut found = Tensors::new();
+    let wanted = Wanted::of(model);
+    let mut found: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for path in files(folder)? {
         let bytes = fs::read(&path).map_err(|e| Failure::file("read", &path, &e))?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| {
@@ -47,29 +52,131 @@ pub fn read(folder: &Path, model: &ModelConfig) -> Result<Tensors, Failure> {
             ))
         })?;
         for (name, tensor) in file.iter() {
-            let Some(shape) = shapes.get(name) else {
+            if names::beside(model, name) {
                 continue;
+            }
+            let place = || format!("{name} in {}", path.display());
+            let canonical = names::canonical(model, name);
+            let Some(shape) = wanted.shapes.get(&canonical) else {
+                return Err(Failure::data(format!(
+                    "{} is no parameter of the model that config.json describes",
+                    place()
+                )));
             };
             if tensor.shape() != shape {
                 return Err(Failure::data(format!(
-                    "{} in {} has shape {:?} where the config says {shape:?}",
-                    name,
-                    path.display(),
+                    "{} has shape {:?} where the config says {shape:?}",
+                    place(),
                     tensor.shape()
                 )));
             }
-            found.insert(
-                name.to_string(),
-                widen(name, tensor.dtype(), tensor.data())?,
-            );
+            let values = widen(name, tensor.dtype(), tensor.data())?;
+            if found.insert(canonical, values).is_some() {
+                return Err(Failure::data(format!("{} is there twice", place())));
+            }
         }
     }
-    match shapes.keys().find(|name| !found.contains_key(*name)) {
-        Some(name) => Err(Failure::data(format!(
+    if let Some(name) = wanted.shapes.keys().find(|name| !found.contains_key(*name)) {
+        return Err(Failure::data(format!(
             "{name} is in no safetensors file of {}",
             folder.display()
-        ))),
-        None => Ok(found),
+        )));
+    }
+    Ok(wanted.ours(&found))
+}
+
+/// Writes every parameter into one `model.safetensors` of a folder, as float32, under the names
+/// of the model's family, with its `config.json`. The folder appears whole or not at all.
+///
+/// # Errors
+/// Exit 3 where the folder is there already or cannot be written, or a parameter is missing.
+pub fn write(folder: &Path, model: &Model, params: &Tensors) -> Result<(), Failure> {
+    if folder.exists() {
+        return Err(Failure::data(format!(
+            "{} is there already; give the name of a new folder",
+            folder.display()
+        )));
+    }
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for (name, shape) in param_shapes(&model.config) {
+        let values = params
+            .get(&name)
+            .ok_or_else(|| Failure::data(format!("{name} is not there and cannot be written")))?;
+        let stored = names::stored(&model.config, &name);
+        let (_, bytes) = tensors.entry(stored.name.clone()).or_insert_with(|| {
+            let shape = stored.shape(&shape);
+            let len = 4 * shape.iter().product::<usize>();
+            (shape, vec![0; len])
+        });
+        for (index, value) in values.iter().enumerate() {
+            let at = 4 * stored.at(&shape, index);
+            bytes[at..at + 4].copy_from_slice(&(*value as f32).to_le_bytes());
+        }
+    }
+    let views: Result<Vec<_>, _> = tensors
+        .iter()
+        .map(|(name, (shape, bytes))| {
+            Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?))
+        })
+        .collect();
+    let about = [("format".to_string(), "pt".to_string())].into();
+    let bytes = views
+        .and_then(|views| safetensors::serialize(views, Some(about)))
+        .map_err(|e| Failure::data(format!("the parameters cannot be written: {e}")))?;
+    let mut beside = folder.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let put = |name: &str, bytes: &[u8]| {
+        let path = beside.join(name);
+        fs::write(&path, bytes).map_err(|e| Failure::file("write", &path, &e))
+    };
+    let done = fs::create_dir_all(&beside)
+        .map_err(|e| Failure::file("make", &beside, &e))
+        .and_then(|()| put("config.json", model.to_json().as_bytes()))
+        .and_then(|()| put("model.safetensors", &bytes))
+        .and_then(|()| fs::rename(&beside, folder).map_err(|e| Failure::file("make", folder, &e)));
+    if done.is_err() {
+        // What is half written helps nobody; that it stays, if even this fails, harms nobody.
+        let _ = fs::remove_dir_all(&beside);
+    }
+    done
+}
+
+/// What the files of a model must hold.
+struct Wanted<'a> {
+    model: &'a ModelConfig,
+    /// By the file's name.
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+impl<'a> Wanted<'a> {
+    fn of(model: &'a ModelConfig) -> Self {
+        let shapes = param_shapes(model).into_iter().map(|(name, shape)| {
+            let stored = names::stored(model, &name);
+            let shape = stored.shape(&shape);
+            (stored.name, shape)
+        });
+        Self {
+            model,
+            shapes: shapes.collect(),
+        }
+    }
+
+    /// Our parameters from the file's tensors, all of which are there.
+    fn ours(&self, found: &BTreeMap<String, Vec<f64>>) -> Tensors {
+        let all = param_shapes(self.model).into_iter();
+        all.map(|(name, shape)| {
+            let stored = names::stored(self.model, &name);
+            let len = shape.iter().product();
+            let from = found.get(&stored.name);
+            let value = |index| {
+                let at = stored.at(&shape, index);
+                from.and_then(|tensor| tensor.get(at)).copied()
+            };
+            let values = (0..len).map(|index| value(index).unwrap_or(f64::NAN));
+            (name, values.collect())
+        })
+        .collect()
     }
 }
 

@@ -41,15 +41,21 @@ fn assert_same_but_norm(what: &str, a: &[Step], b: &[Step]) {
 
 #[test]
 fn stages_have_the_twins_bits() {
-    for job in in_both_types(&small_job()) {
+    for job in in_both_types(&deep_job()) {
         let twin = steps(&twin_of(&job));
-        for (pp, layers) in [(2, None), (2, Some(vec![1, 3])), (3, None), (4, None)] {
+        for (pp, uneven) in [(2, false), (2, true), (3, false), (4, false), (4, true)] {
             for schedule in ScheduleKind::ALL {
                 let job = with(&cut(&job, (1, 1, pp)), |l| {
-                    (l.schedule, l.stage_layers) = (schedule, layers.clone());
+                    l.schedule = schedule;
+                    l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
+                    // All that is more than one layer a chunk goes to the second.
+                    let mut counts = vec![1; l.places()];
+                    counts[1] += 8 - l.places();
+                    l.stage_layers = uneven.then_some(counts);
                 });
-                assert_same_but_norm(
-                    &format!("pp {pp} {schedule:?} {layers:?}"),
+                job.check().expect("a layout");
+                assert_same(
+                    &format!("pp {pp} {schedule:?} {:?}", job.layout.stage_layers),
                     &steps(&job),
                     &twin,
                 );
@@ -58,15 +64,27 @@ fn stages_have_the_twins_bits() {
     }
 }
 
+/// Layers enough for four stages of two chunks.
+fn deep_job() -> Job {
+    let mut job = small_job();
+    job.model.layers = 8;
+    job
+}
+
 #[test]
 fn schedules_are_equal_where_stages_are_not_alone() {
-    for job in in_both_types(&cut(&small_job(), (2, 2, 2))) {
-        let of = |kind| steps(&with(&job, |l| l.schedule = kind));
-        assert_same(
-            "gpipe and 1f1b",
-            &of(ScheduleKind::GPipe),
-            &of(ScheduleKind::OneFOneB),
-        );
+    for job in in_both_types(&cut(&deep_job(), (2, 2, 2))) {
+        for tied in [false, true] {
+            let of = |kind| {
+                let mut job = with(&job, |l| l.schedule = kind);
+                job.model.tied = tied;
+                steps(&job)
+            };
+            let one = of(ScheduleKind::OneFOneB);
+            for kind in [ScheduleKind::GPipe, ScheduleKind::ZbH1] {
+                assert_same(&format!("{kind} and 1f1b"), &of(kind), &one);
+            }
+        }
     }
 }
 

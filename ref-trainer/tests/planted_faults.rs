@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use common::{cut, plant, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, Factor, Placement, ProcessGroup};
-use quintet_parallel_layers::pipeline::Schedule;
+use quintet_parallel_layers::pipeline::{Action, Schedule, ScheduleKind};
 use quintet_planner::config::Layout;
 use quintet_planner::model::stage_layers;
 use quintet_ref_trainer::data::{RandomMask, Samples};
@@ -231,6 +231,7 @@ fn a_microbatch_that_is_left_out() {
         let s = &rank.schedule;
         let segments = vec![1; s.stages()];
         rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches() - 1, &segments)?;
+        rank.actions = rank.schedule.actions(rank.stage_index());
         Ok(())
     };
     caught(
@@ -248,6 +249,7 @@ fn a_bucket_whose_reduction_is_left_out() {
         let s = &rank.schedule;
         let segments = vec![rank.chunks[0].segments.len() - 1; s.stages()];
         rank.schedule = Schedule::new(s.kind(), s.stages(), s.microbatches(), &segments)?;
+        rank.actions = rank.schedule.actions(rank.stage_index());
         Ok(())
     };
     caught(
@@ -332,6 +334,120 @@ fn a_stage_of_another_model() {
     caught(
         "a stage turns positions by another base",
         &job(1, 1, 2, |_| ()),
+        plant,
+        &["gradients", "loss"],
+    );
+}
+
+/// Two stages of two chunks.
+fn chunked(kind: ScheduleKind, dp: usize, tied: bool) -> Job {
+    let mut job = job(dp, 1, 2, |l| {
+        l.schedule = kind;
+        l.virtual_stages = if kind == ScheduleKind::Interleaved {
+            2
+        } else {
+            1
+        };
+    });
+    job.model.tied = tied;
+    job
+}
+
+fn place_of(actions: &[Action], wanted: impl Fn(&Action) -> bool) -> usize {
+    actions.iter().position(wanted).expect("such an action")
+}
+
+#[test]
+fn the_wrong_chunk_is_taken_for_the_last() {
+    // The gradients of a chunk are reduced when another has had its last microbatch.
+    let plant: Plant = |rank| {
+        plant::actions(rank, 1, |actions| {
+            let reduces = |wanted| move |a: &Action| matches!(a, Action::ReduceGrads { chunk, .. } if *chunk == wanted);
+            let (one, other) = (place_of(actions, reduces(1)), place_of(actions, reduces(0)));
+            actions.swap(one, other);
+        });
+        Ok(())
+    };
+    for kind in [ScheduleKind::Interleaved, ScheduleKind::DualPipeV] {
+        caught(
+            "the wrong chunk last for the gradient sum",
+            &chunked(kind, 2, false),
+            plant,
+            &["refused"],
+        );
+    }
+}
+
+#[test]
+fn a_table_that_two_chunks_of_a_stage_both_count() {
+    caught(
+        "a table on the ends of a V: two copies",
+        &chunked(ScheduleKind::DualPipeV, 1, true),
+        plant::lend_nothing,
+        &["refused"],
+    );
+}
+
+#[test]
+fn a_table_on_the_ends_of_the_pipeline_whose_copies_are_strangers() {
+    caught(
+        "a tied table, interleaved: copies not summed",
+        &chunked(ScheduleKind::Interleaved, 1, true),
+        plant::untie,
+        &["refused"],
+    );
+}
+
+#[test]
+fn weights_taken_with_another_microbatchs_activations() {
+    let plant: Plant = |rank| {
+        plant::actions(rank, 1, |actions| {
+            let first = |a: &Action| matches!(a, Action::BackwardWeight { mb: 0, .. });
+            let at = place_of(actions, first);
+            if let Action::BackwardWeight { mb, .. } = &mut actions[at] {
+                *mb = 1;
+            }
+        });
+        Ok(())
+    };
+    caught(
+        "W of microbatch 0 with what 1 has saved",
+        &job(1, 1, 2, |l| l.schedule = ScheduleKind::ZbH1),
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn two_activations_that_change_places() {
+    let plant: Plant = |rank| {
+        plant::actions(rank, 0, |actions| {
+            let sends = |wanted| move |a: &Action| matches!(a, Action::SendForward { mb, .. } if *mb == wanted);
+            let (one, other) = (place_of(actions, sends(0)), place_of(actions, sends(1)));
+            actions.swap(one, other);
+        });
+        Ok(())
+    };
+    caught(
+        "a swapped pair of sends",
+        &job(1, 1, 2, |l| l.schedule = ScheduleKind::ZbH1),
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn a_v_whose_turning_chunks_lie_the_other_way_round() {
+    // As a looped stage would have them: the weights of each are those of the other's layers.
+    let plant: Plant = |rank| {
+        if rank.stage_index() == 1 {
+            rank.chunks.swap(0, 1);
+        }
+        Ok(())
+    };
+    caught(
+        "the chunks of a stage change places",
+        &chunked(ScheduleKind::DualPipeV, 1, false),
         plant,
         &["gradients", "loss"],
     );

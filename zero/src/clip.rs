@@ -1,16 +1,18 @@
 //! The global norm of the gradient, each logical element counted once, in f64.
 //!
 //! Which elements a rank counts follows from the ledger and the layout
-//! ([`FlatLayout::counted`](crate::FlatLayout::counted)); nothing is marked by hand. One all-reduce
-//! over the world makes the sum.
+//! ([`FlatLayout::counted`](crate::FlatLayout::counted)); nothing is marked by hand. The squares of
+//! each piece of a parameter are summed by themselves, and these sums are added without rounding
+//! ([`exact`](crate::exact)): one all-reduce of [`DIGITS`] numbers over the world. So the norm has
+//! the same bits wherever the pieces are the same, whatever stage or chunk holds which of them.
 
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use quintet_collectives::ReduceOp;
-use quintet_kernels::{Backend, Collectives, Data, Optimizer, Real, Scalar, Tag};
+use quintet_kernels::{Backend, Collectives, Optimizer, Real, Scalar, Tag};
 
+use crate::exact::{self, DIGITS};
 use crate::{Error, FlatLayout, GradSync, Groups, Piece, bytes, groups};
 
 /// The norm of all ranks' reduced gradients; `syncs` are the chunks of this rank. Every rank ends
@@ -28,20 +30,41 @@ pub fn grad_norm<B: Optimizer, C: Collectives<B>, E: Scalar>(
     let Some(first) = syncs.first() else {
         return Ok(0.0);
     };
-    let mut sum = device.zeros::<f64>(Tag::Scratch, 1)?;
+    let mut digits = [0.0; DIGITS];
     for sync in syncs {
-        for (part, range) in joined(&sync.layout().counted()) {
-            let grad = B::slice(sync.part(part)?, range);
-            device.add_squares::<E::Acc>(grad, B::whole_mut(&mut sum))?;
-        }
+        squares(device, sync, &mut digits)?;
     }
     let world = groups::world(groups, first.layout())?;
-    world.all_reduce(B::whole_mut(&mut sum), ReduceOp::Sum)?;
-    let square = read(device, B::whole(&sum))?;
+    let mut columns = device.upload(Tag::Scratch, &digits)?;
+    world.all_reduce(B::whole_mut(&mut columns), ReduceOp::Sum)?;
+    device.download(B::whole(&columns), &mut digits)?;
+    let square = exact::value(&digits);
     if square.is_finite() {
         return Ok(Real::sqrt(square));
     }
     Err(blame(device, syncs, world)?)
+}
+
+/// Adds the squares of what a chunk counts, parameter by parameter.
+fn squares<B: Optimizer, C: Collectives<B>, E: Scalar>(
+    device: &B,
+    sync: &GradSync<B, C, E>,
+    digits: &mut [f64; DIGITS],
+) -> Result<(), Error> {
+    let pieces = sync.layout().counted();
+    let mut sums = device.zeros::<f64>(Tag::Scratch, pieces.len())?;
+    {
+        let mut rest = B::whole_mut(&mut sums);
+        for Piece { part, range, .. } in &pieces {
+            let (sum, others) = B::split_mut(rest, 1);
+            device.add_squares::<E::Acc>(B::slice(sync.part(*part)?, range.clone()), sum)?;
+            rest = others;
+        }
+    }
+    let mut host = alloc::vec![0.0; pieces.len()];
+    device.download(B::whole(&sums), &mut host)?;
+    host.into_iter().for_each(|sum| exact::add(digits, sum));
+    Ok(())
 }
 
 /// The factor that brings `norm` to at most `max_norm`, by PyTorch's rule (`clip_grad_norm_`):
@@ -54,26 +77,6 @@ pub fn grad_norm<B: Optimizer, C: Collectives<B>, E: Scalar>(
 #[must_use]
 pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
-}
-
-/// Counted pieces that touch, joined: one pass over memory each.
-fn joined(pieces: &[Piece]) -> Vec<(usize, Range<usize>)> {
-    let mut ranges: Vec<(usize, Range<usize>)> = Vec::new();
-    for piece in pieces {
-        match ranges.last_mut() {
-            Some((part, range)) if *part == piece.part && range.end == piece.range.start => {
-                range.end = piece.range.end;
-            }
-            _ => ranges.push((piece.part, piece.range.clone())),
-        }
-    }
-    ranges
-}
-
-fn read<B: Backend, T: Data>(device: &B, view: B::Ref<'_, T>) -> Result<T, Error> {
-    let mut host = [T::zeroed()];
-    device.download(view, &mut host)?;
-    Ok(host[0])
 }
 
 /// Which element is to blame: each rank names its first, the lowest rank that has one is heard.

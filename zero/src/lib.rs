@@ -77,6 +77,7 @@ mod bytes;
 pub mod checkpoint;
 pub mod clip;
 pub mod error;
+pub mod exact;
 pub mod full;
 pub mod gather;
 pub mod groups;

@@ -1,8 +1,14 @@
 //! What can go wrong with a schedule, its laws, or its performance.
 
-use alloc::string::String;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
-use super::{Action, Direction};
+use super::{Action, Direction, ScheduleKind};
+
+fn either(numbers: &[usize]) -> String {
+    let words: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    words.join(" or ")
+}
 
 /// The one error of pipelines.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +24,31 @@ pub enum Error {
         expected: usize,
         /// Numbers given.
         got: usize,
+    },
+    /// A kind that needs more stages.
+    #[error("{kind} needs at least {least} stages, got {got}")]
+    Stages {
+        /// The kind.
+        kind: ScheduleKind,
+        /// Stages it needs.
+        least: usize,
+        /// Stages asked for.
+        got: usize,
+    },
+    /// A number of microbatches that the kind cannot run.
+    #[error(
+        "{kind} over {stages} stages cannot run {got} microbatches; nearest: {}",
+        either(nearest)
+    )]
+    Microbatches {
+        /// The kind.
+        kind: ScheduleKind,
+        /// Stages of the pipeline.
+        stages: usize,
+        /// Microbatches asked for.
+        got: usize,
+        /// What can be run.
+        nearest: Vec<usize>,
     },
     /// A chunk without segments has no backward.
     #[error("chunk {chunk} of the pipeline has 0 segments where at least 1 is needed")]
@@ -79,10 +110,21 @@ pub enum Error {
         /// The action.
         action: Action,
     },
+    /// Law: an earlier chunk's gradients are reduced while a later chunk of the stage, which may
+    /// share a parameter with it, still adds to its own.
+    #[error("stage {stage}: {action} comes before {needs}, which may add to the same parameter")]
+    Shared {
+        /// Pipeline rank.
+        stage: usize,
+        /// The reduction.
+        action: Action,
+        /// What must be done first.
+        needs: Action,
+    },
     /// Law: the messages that one stage sends another are not those which that one takes.
     #[error(
-        "{direction} number {place} from stage {from} to {to}: sent is microbatch {sent:?}, \
-         taken is {taken:?}"
+        "{direction} number {place} from stage {from} to {to}: sent is (microbatch, boundary) \
+         {sent:?}, taken is {taken:?}"
     )]
     Unmatched {
         /// Sending pipeline rank.
@@ -93,10 +135,11 @@ pub enum Error {
         direction: Direction,
         /// Place in the order of these messages.
         place: usize,
-        /// Microbatch sent, none where the sender has no more.
-        sent: Option<usize>,
-        /// Microbatch taken, none where the receiver takes no more.
-        taken: Option<usize>,
+        /// Microbatch sent, and the place along the model that it comes to (forward) or from
+        /// (backward); none where the sender has no more.
+        sent: Option<(usize, usize)>,
+        /// The same of what is taken, none where the receiver takes no more.
+        taken: Option<(usize, usize)>,
     },
     /// Law: no stage can go on.
     #[error("deadlock: stage {stage} cannot get past {action}")]

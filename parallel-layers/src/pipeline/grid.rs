@@ -7,31 +7,51 @@ use core::fmt;
 use super::timeline::{Durations, Span, StageTime, Timeline, simulate};
 use super::{Action, Schedule};
 
-/// The letter and the microbatch of an action that computes.
-pub(super) fn mark(action: &Action) -> Option<(char, usize)> {
+/// Letter, microbatch and chunk of an action that computes.
+pub(super) fn mark(action: &Action) -> Option<Mark> {
     match *action {
-        Action::Forward { mb, .. } => Some(('F', mb)),
-        Action::BackwardInput { mb, .. } => Some(('B', mb)),
-        Action::BackwardWeight { mb, .. } => Some(('W', mb)),
+        Action::Forward { mb, chunk } => Some(('F', mb, chunk)),
+        Action::BackwardInput { mb, chunk, .. } => Some(('B', mb, chunk)),
+        Action::BackwardWeight { mb, chunk, .. } => Some(('W', mb, chunk)),
         _ => None,
     }
 }
+
+type Mark = (char, usize, usize);
 
 /// A [`Timeline`] as text.
 #[derive(Debug, Clone, Copy)]
 pub struct Grid<'a> {
     timeline: &'a Timeline,
     slot: f64,
+    /// Whether a stage has several chunks, which are then told apart.
+    chunks: bool,
 }
 
 impl<'a> Grid<'a> {
     pub(super) fn new(timeline: &'a Timeline, slot: f64) -> Self {
-        Self { timeline, slot }
+        let spans = timeline.stages.iter().flatten();
+        let mut marks = spans.filter_map(|span| mark(&span.action));
+        Self {
+            timeline,
+            slot,
+            chunks: marks.any(|(_, _, chunk)| chunk > 0),
+        }
+    }
+
+    /// `F3`; with several chunks `F3a` for the first, `F3b` for the second.
+    fn label(&self, (letter, mb, chunk): Mark) -> String {
+        let name = u8::try_from(chunk).ok().and_then(|c| b'a'.checked_add(c));
+        match name.filter(u8::is_ascii_lowercase) {
+            _ if !self.chunks => alloc::format!("{letter}{mb}"),
+            Some(name) => alloc::format!("{letter}{mb}{}", char::from(name)),
+            None => alloc::format!("{letter}{mb}/{chunk}"),
+        }
     }
 
     /// Labels of a stage's slots, empty where it idles for at least half of one.
     fn row(&self, spans: &[Span]) -> Vec<String> {
-        let mut fills: Vec<Vec<((char, usize), f64)>> = Vec::new();
+        let mut fills: Vec<Vec<(Mark, f64)>> = Vec::new();
         for span in spans {
             let Some(mark) = mark(&span.action) else {
                 continue;
@@ -52,13 +72,13 @@ impl<'a> Grid<'a> {
             }
         }
         let half = self.slot / 2.0;
-        let label = |fill: &Vec<((char, usize), f64)>| {
+        let label = |fill: &Vec<(Mark, f64)>| {
             let most = fill.iter().fold(None, |best: Option<&(_, f64)>, next| {
                 best.filter(|b| b.1 >= next.1).or(Some(next))
             });
             match most {
-                Some(((letter, mb), _)) if fill.iter().map(|f| f.1).sum::<f64>() > half => {
-                    alloc::format!("{letter}{mb}")
+                Some((mark, _)) if fill.iter().map(|f| f.1).sum::<f64>() > half => {
+                    self.label(*mark)
                 }
                 _ => String::new(),
             }
@@ -96,13 +116,15 @@ impl fmt::Display for Grid<'_> {
     }
 }
 
-/// The schedule with a forward in one slot and a backward, weights and all, in one more.
+/// The schedule with a forward in one slot and a backward in one more: weights and all in one
+/// piece, or each half in a slot where the kind parts them.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let splits = self.kind().splits_backward();
         let slot = StageTime {
             forward: 1.0,
             backward_input: 1.0,
-            backward_weight: 0.0,
+            backward_weight: if splits { 1.0 } else { 0.0 },
         };
         let times = Durations::equal(self.stages() * self.chunks(), slot, 0.0);
         match simulate(self, &times) {

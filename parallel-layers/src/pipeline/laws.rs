@@ -12,7 +12,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::timeline::play;
-use super::{Action, Actions, Direction, Error, Schedule};
+use super::{Action, Actions, Direction, Error, Route, Schedule};
 
 /// All laws, with room for one message each way between two stages.
 ///
@@ -31,9 +31,9 @@ pub fn check_actions(schedule: &Schedule, programs: &[Actions]) -> Result<(), Er
     for stage in 0..schedule.stages().max(programs.len()) {
         let actions = programs.get(stage).unwrap_or(&none);
         complete(schedule, stage, actions)?;
-        order(stage, actions)?;
+        order(schedule.route(), stage, actions)?;
     }
-    messages(programs)?;
+    messages(schedule.route(), programs)?;
     progress(programs, Some(1))
 }
 
@@ -91,17 +91,22 @@ fn owed(schedule: &Schedule, stage: usize) -> BTreeSet<Action> {
 /// receive F -> F -> send F        W of a segment after its B
 /// F, receive B -> B.0 -> B.1 -> ... -> send B
 /// every W of a bucket -> its reduction
-/// F, B and W between a gather and a release
+/// every W of a later chunk of the stage -> the reductions of an earlier one
+/// F and B between a gather and a release
 /// ```
 ///
+/// A chunk that follows another on the same stage has no receive: its F needs the other's F, the
+/// other's B.0 its last B. That reductions wait for later chunks lets the first and the last chunk
+/// of the model share a table where they share a stage.
+///
 /// # Errors
-/// [`Error::Early`], [`Error::Parameters`].
-pub fn order(stage: usize, actions: &[Action]) -> Result<(), Error> {
+/// [`Error::Early`], [`Error::Shared`], [`Error::Parameters`].
+pub fn order(route: &Route, stage: usize, actions: &[Action]) -> Result<(), Error> {
     let mut place: BTreeMap<Action, usize> = BTreeMap::new();
     for (at, action) in actions.iter().enumerate() {
         place.entry(anonymous(*action)).or_insert(at);
     }
-    let needs = Needs::of(actions);
+    let needs = Needs::of(route, stage, actions);
     for (at, &action) in actions.iter().enumerate() {
         for need in needs.before(action) {
             // A receive that is nowhere is not owed: `complete` knows.
@@ -123,7 +128,28 @@ pub fn order(stage: usize, actions: &[Action]) -> Result<(), Error> {
             }
         }
     }
+    shared(stage, actions)?;
     parameters(stage, actions)
+}
+
+/// No reduction of a chunk before the last weights of the chunks after it.
+fn shared(stage: usize, actions: &[Action]) -> Result<(), Error> {
+    for (at, &action) in actions.iter().enumerate() {
+        let Action::ReduceGrads { chunk, .. } = action else {
+            continue;
+        };
+        let later = actions[at..]
+            .iter()
+            .find(|a| matches!(**a, Action::BackwardWeight { chunk: other, .. } if other > chunk));
+        if let Some(&needs) = later {
+            return Err(Error::Shared {
+                stage,
+                action,
+                needs,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// An action whatever its neighbour is.
@@ -138,14 +164,17 @@ fn anonymous(action: Action) -> Action {
     }
 }
 
-/// What the needs of a stage's actions depend on: its chunks' segments, who uses a bucket.
-struct Needs {
+/// What the needs of a stage's actions depend on: its chunks' segments, who uses a bucket, and
+/// which chunks of the stage follow each other.
+struct Needs<'a> {
+    route: &'a Route,
+    stage: usize,
     segments: BTreeMap<usize, usize>,
     users: BTreeMap<(usize, usize), Vec<usize>>,
 }
 
-impl Needs {
-    fn of(actions: &[Action]) -> Self {
+impl<'a> Needs<'a> {
+    fn of(route: &'a Route, stage: usize, actions: &[Action]) -> Self {
         let mut segments: BTreeMap<usize, usize> = BTreeMap::new();
         let mut users: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
         for action in actions {
@@ -160,31 +189,56 @@ impl Needs {
                 _ => {}
             }
         }
-        Self { segments, users }
+        Self {
+            route,
+            stage,
+            segments,
+            users,
+        }
+    }
+
+    /// The chunk of this stage that comes next before (or after) one, without a message.
+    fn here(&self, neighbour: Option<(usize, usize)>) -> Option<usize> {
+        let (stage, chunk) = neighbour?;
+        (stage == self.stage).then_some(chunk)
+    }
+
+    fn last_input(&self, mb: usize, chunk: usize) -> Action {
+        let segments = self.segments.get(&chunk).copied().unwrap_or(1);
+        let segment = segments.saturating_sub(1);
+        Action::BackwardInput { mb, chunk, segment }
     }
 
     fn before(&self, action: Action) -> Vec<Action> {
         let (from, mut needs) = (0, Vec::new());
         match action {
             Action::Gather { .. } | Action::Release { .. } | Action::RecvForward { .. } => {}
-            Action::Forward { mb, chunk } => needs.push(Action::RecvForward { mb, chunk, from }),
+            Action::Forward { mb, chunk } => {
+                let before = self.here(self.route.before(self.stage, chunk));
+                needs.push(match before {
+                    Some(chunk) => Action::Forward { mb, chunk },
+                    None => Action::RecvForward { mb, chunk, from },
+                });
+            }
             Action::SendForward { mb, chunk, .. } | Action::RecvBackward { mb, chunk, .. } => {
                 needs.push(Action::Forward { mb, chunk });
             }
             Action::BackwardInput { mb, chunk, segment } => match segment.checked_sub(1) {
                 Some(segment) => needs.push(Action::BackwardInput { mb, chunk, segment }),
-                None => needs.extend([
-                    Action::Forward { mb, chunk },
-                    Action::RecvBackward { mb, chunk, from },
-                ]),
+                None => {
+                    let after = self.here(self.route.after(self.stage, chunk));
+                    needs.push(Action::Forward { mb, chunk });
+                    needs.push(match after {
+                        Some(chunk) => self.last_input(mb, chunk),
+                        None => Action::RecvBackward { mb, chunk, from },
+                    });
+                }
             },
             Action::BackwardWeight { mb, chunk, segment } => {
                 needs.push(Action::BackwardInput { mb, chunk, segment });
             }
             Action::SendBackward { mb, chunk, .. } => {
-                let segments = self.segments.get(&chunk).copied().unwrap_or(1);
-                let segment = segments.saturating_sub(1);
-                needs.push(Action::BackwardInput { mb, chunk, segment });
+                needs.push(self.last_input(mb, chunk));
             }
             Action::ReduceGrads { chunk, bucket } => {
                 let users = self.users.get(&(chunk, bucket)).into_iter().flatten();
@@ -206,9 +260,7 @@ fn parameters(stage: usize, actions: &[Action]) -> Result<(), Error> {
         let (chunk, fine, found) = match action {
             Action::Gather { chunk } => (chunk, gathered.insert(chunk), "gathered already"),
             Action::Release { chunk } => (chunk, gathered.remove(&chunk), "not gathered"),
-            Action::Forward { chunk, .. }
-            | Action::BackwardInput { chunk, .. }
-            | Action::BackwardWeight { chunk, .. } => {
+            Action::Forward { chunk, .. } | Action::BackwardInput { chunk, .. } => {
                 (chunk, gathered.contains(&chunk), "not gathered")
             }
             _ => continue,
@@ -234,12 +286,13 @@ fn parameters(stage: usize, actions: &[Action]) -> Result<(), Error> {
     }
 }
 
-/// Between each two stages, each way, the microbatches sent are those taken, in order.
+/// Between each two stages, each way, the messages sent are those taken, in order: of which
+/// microbatch, and across which boundary of the model.
 ///
 /// # Errors
 /// [`Error::Unmatched`].
-pub fn messages(programs: &[Actions]) -> Result<(), Error> {
-    let mut wires: BTreeMap<(usize, usize, Direction), [Vec<usize>; 2]> = BTreeMap::new();
+pub fn messages(route: &Route, programs: &[Actions]) -> Result<(), Error> {
+    let mut wires: BTreeMap<(usize, usize, Direction), [Vec<(usize, usize)>; 2]> = BTreeMap::new();
     for (stage, actions) in programs.iter().enumerate() {
         for m in actions.iter().filter_map(Action::message) {
             let (from, to) = if m.sends {
@@ -248,7 +301,10 @@ pub fn messages(programs: &[Actions]) -> Result<(), Error> {
                 (m.peer, stage)
             };
             let wire = wires.entry((from, to, m.direction)).or_default();
-            wire[usize::from(!m.sends)].push(m.mb);
+            // A boundary is named by the chunk behind it, whichever end speaks.
+            let ahead = m.sends == (m.direction == Direction::Forward);
+            let boundary = route.place(stage, m.chunk) + usize::from(ahead);
+            wire[usize::from(!m.sends)].push((m.mb, boundary));
         }
     }
     for ((from, to, direction), [sends, takes]) in wires {
@@ -280,7 +336,8 @@ pub fn progress(programs: &[Actions], room: Option<usize>) -> Result<(), Error> 
 }
 
 /// The most microbatches (of a chunk each) whose saved activations a stage holds at once: from
-/// a forward until the last gradient of the parameters.
+/// a forward until the last gradient of the parameters, so that what a weight pass still waits
+/// with counts in full.
 #[must_use]
 pub fn held(actions: &[Action]) -> usize {
     let mut left: BTreeMap<(usize, usize), usize> = BTreeMap::new();

@@ -18,44 +18,47 @@
 //! where the reductions come in the chunk's last backward pass only, each as soon as its bucket
 //! is complete, so that it runs beside the backward of the segments after it. The gradient is
 //! sent before the last segment's weights: the neighbour waits for it and for nothing else.
-//! Microbatches keep their order in both directions, so that gradients are summed in the same
-//! order under every schedule.
+//! A backward in two passes is
+//!
+//! ```text
+//! gather, receive, B.0, B.1, send, release        ...        W.0, (reduce 0), W.1, (reduce 1)
+//! ```
+//!
+//! with other passes in between. Microbatches keep their order in each chunk, forward, backward and
+//! for the weights, so that gradients are summed in the same order under every schedule.
+//!
+//! Between two chunks on one stage there is no message: the second takes what the first left.
 //!
 //! Gathers stand before the receive: fetching parameters overlaps waiting for the message.
 //! Each pass gathers and releases for itself, which is how ZeRO-3 counts its traffic (twice a
-//! microbatch); ZeRO 0 to 2 do nothing there. Ranks that share parameters under ZeRO-3 must
-//! therefore run the same number of microbatches. Without microbatches only the reductions are
-//! left, so that every rank still joins them.
+//! microbatch); ZeRO 0 to 2 do nothing there. A weight pass needs no parameters. Ranks that share
+//! parameters under ZeRO-3 must therefore run the same number of microbatches. Without
+//! microbatches only the reductions are left, so that every rank still joins them.
 
 use alloc::vec::Vec;
 
-use super::{Action, Actions, Error, ScheduleKind};
+use super::order::{self, Part, Pass};
+use super::{Action, Actions, Error, Route, ScheduleKind};
 
 /// The work of a pipeline, as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     kind: ScheduleKind,
-    stages: usize,
+    route: Route,
     microbatches: usize,
     /// One number per chunk, counted along the model.
     segments: Vec<usize>,
 }
 
-/// One pass of one microbatch through one chunk. Schedules that part the two halves of backward
-/// will add them here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Forward { mb: usize, chunk: usize },
-    Backward { mb: usize, chunk: usize },
-}
-
 impl Schedule {
     /// A schedule over `stages` pipeline ranks. `segments` holds the number of segments, which is
-    /// the number of gradient buckets, of each chunk in the order of the model: with one chunk a
-    /// stage, `segments[stage]`.
+    /// the number of gradient buckets, of each chunk in the order of the model
+    /// ([`Route::place`]): with one chunk a stage, `segments[stage]`. Under
+    /// [`ScheduleKind::Interleaved`] their number says how many chunks a stage holds.
     ///
     /// # Errors
-    /// [`Error::NoStages`], [`Error::Chunks`], [`Error::NoSegments`].
+    /// [`Error::NoStages`], [`Error::Chunks`], [`Error::NoSegments`]; [`Error::Stages`] and
+    /// [`Error::Microbatches`] where the kind cannot run so few or so many.
     pub fn new(
         kind: ScheduleKind,
         stages: usize,
@@ -65,7 +68,12 @@ impl Schedule {
         if stages == 0 {
             return Err(Error::NoStages);
         }
-        let expected = stages * kind.chunks();
+        if stages < kind.least_stages() {
+            let (least, got) = (kind.least_stages(), stages);
+            return Err(Error::Stages { kind, least, got });
+        }
+        let chunks = kind.chunks().unwrap_or((segments.len() / stages).max(2));
+        let expected = stages * chunks;
         if segments.len() != expected {
             let got = segments.len();
             return Err(Error::Chunks { expected, got });
@@ -73,9 +81,19 @@ impl Schedule {
         if let Some(chunk) = segments.iter().position(|&n| n == 0) {
             return Err(Error::NoSegments { chunk });
         }
+        let nearest = kind.nearest_microbatches(stages, microbatches);
+        if !nearest.contains(&microbatches) {
+            let got = microbatches;
+            return Err(Error::Microbatches {
+                kind,
+                stages,
+                got,
+                nearest,
+            });
+        }
         Ok(Self {
             kind,
-            stages,
+            route: kind.route(stages, chunks),
             microbatches,
             segments: segments.to_vec(),
         })
@@ -87,10 +105,16 @@ impl Schedule {
         self.kind
     }
 
+    /// Where the chunks lie.
+    #[must_use]
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
     /// Pipeline ranks.
     #[must_use]
     pub fn stages(&self) -> usize {
-        self.stages
+        self.route.stages()
     }
 
     /// Microbatches of a step.
@@ -102,16 +126,16 @@ impl Schedule {
     /// Chunks that each stage holds.
     #[must_use]
     pub fn chunks(&self) -> usize {
-        self.kind.chunks()
+        self.route.chunks()
     }
 
     /// Segments, and gradient buckets, of a stage's chunk; 0 where there is no such chunk.
     #[must_use]
     pub fn segments(&self, stage: usize, chunk: usize) -> usize {
-        if stage >= self.stages || chunk >= self.chunks() {
+        if stage >= self.stages() || chunk >= self.chunks() {
             return 0;
         }
-        let place = self.place(stage, chunk);
+        let place = self.route.place(stage, chunk);
         self.segments.get(place).copied().unwrap_or(0)
     }
 
@@ -119,18 +143,24 @@ impl Schedule {
     #[must_use]
     pub fn actions(&self, stage: usize) -> Actions {
         let mut actions = Actions::new();
-        if stage >= self.stages {
+        if stage >= self.stages() {
             return actions;
         }
-        let order = self.order(stage);
+        let (stages, chunks, m) = (self.stages(), self.chunks(), self.microbatches);
+        let order = order::order(self.kind, stages, chunks, m, stage);
         for (at, pass) in order.iter().enumerate() {
-            match *pass {
-                Pass::Forward { mb, chunk } => self.forward(&mut actions, stage, mb, chunk),
-                Pass::Backward { mb, chunk } => {
-                    let last = !order[at + 1..]
-                        .iter()
-                        .any(|p| matches!(p, Pass::Backward { chunk: c, .. } if *c == chunk));
-                    self.backward(&mut actions, stage, mb, chunk, last);
+            let weighs =
+                |p: &Pass| p.chunk == pass.chunk && matches!(p.part, Part::Backward | Part::Weight);
+            let last = || !order[at + 1..].iter().any(weighs);
+            let Pass { part, mb, chunk } = *pass;
+            match part {
+                Part::Forward => self.forward(&mut actions, stage, mb, chunk),
+                Part::Backward => self.backward(&mut actions, stage, mb, chunk, last()),
+                Part::Input => self.input(&mut actions, stage, mb, chunk),
+                Part::Weight => {
+                    for segment in 0..self.segments(stage, chunk) {
+                        weight(&mut actions, mb, chunk, segment, last());
+                    }
                 }
             }
         }
@@ -144,40 +174,39 @@ impl Schedule {
         actions
     }
 
+    /// Receives, forwards and sends of an evaluation over any number of microbatches, whatever the
+    /// schedule trains.
+    #[must_use]
+    pub fn forward_only(&self, stage: usize, microbatches: usize) -> Actions {
+        let mut actions = Actions::new();
+        if stage < self.stages() {
+            for pass in order::forward_only(self.stages(), self.chunks(), microbatches) {
+                self.forward(&mut actions, stage, pass.mb, pass.chunk);
+            }
+        }
+        actions
+    }
+
     /// The actions of every stage.
     #[must_use]
     pub fn all(&self) -> Vec<Actions> {
-        (0..self.stages).map(|stage| self.actions(stage)).collect()
+        (0..self.stages())
+            .map(|stage| self.actions(stage))
+            .collect()
     }
 
-    /// The stage before a stage's chunk along the model.
+    /// The other stage whose message a stage's chunk takes forward, if it is another.
     #[must_use]
     pub fn before(&self, stage: usize, chunk: usize) -> Option<usize> {
-        Some(self.home(self.place(stage, chunk).checked_sub(1)?))
+        let (peer, _) = self.route.before(stage, chunk)?;
+        (peer != stage).then_some(peer)
     }
 
-    /// The stage after a stage's chunk along the model.
+    /// The other stage that takes the message of a stage's chunk forward, if it is another.
     #[must_use]
     pub fn after(&self, stage: usize, chunk: usize) -> Option<usize> {
-        let next = self.place(stage, chunk) + 1;
-        (next < self.segments.len()).then(|| self.home(next))
-    }
-
-    /// Where a stage's chunk lies along the model: chunks are dealt to the stages in turn.
-    pub(crate) fn place(&self, stage: usize, chunk: usize) -> usize {
-        chunk * self.stages + stage
-    }
-
-    fn home(&self, place: usize) -> usize {
-        place % self.stages
-    }
-
-    fn order(&self, stage: usize) -> Vec<Pass> {
-        let warm_up = match self.kind {
-            ScheduleKind::GPipe => self.microbatches,
-            ScheduleKind::OneFOneB => self.stages - 1 - stage,
-        };
-        alternate(warm_up, self.microbatches)
+        let (peer, _) = self.route.after(stage, chunk)?;
+        (peer != stage).then_some(peer)
     }
 
     fn forward(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize) {
@@ -193,41 +222,48 @@ impl Schedule {
     }
 
     fn backward(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize, last: bool) {
+        self.begin_backward(actions, stage, mb, chunk);
+        let segments = self.segments(stage, chunk);
+        for segment in 0..segments {
+            actions.push(Action::BackwardInput { mb, chunk, segment });
+            if segment + 1 == segments {
+                self.send_backward(actions, stage, mb, chunk);
+            }
+            weight(actions, mb, chunk, segment, last);
+        }
+        actions.push(Action::Release { chunk });
+    }
+
+    fn input(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize) {
+        self.begin_backward(actions, stage, mb, chunk);
+        for segment in 0..self.segments(stage, chunk) {
+            actions.push(Action::BackwardInput { mb, chunk, segment });
+        }
+        self.send_backward(actions, stage, mb, chunk);
+        actions.push(Action::Release { chunk });
+    }
+
+    fn begin_backward(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize) {
         actions.push(Action::Gather { chunk });
         if let Some(from) = self.after(stage, chunk) {
             actions.push(Action::RecvBackward { mb, chunk, from });
         }
-        let segments = self.segments(stage, chunk);
-        for segment in 0..segments {
-            actions.push(Action::BackwardInput { mb, chunk, segment });
-            let ends = segment + 1 == segments;
-            if let Some(to) = self.before(stage, chunk).filter(|_| ends) {
-                actions.push(Action::SendBackward { mb, chunk, to });
-            }
-            actions.push(Action::BackwardWeight { mb, chunk, segment });
-            if last {
-                let bucket = segment;
-                actions.push(Action::ReduceGrads { chunk, bucket });
-            }
+    }
+
+    fn send_backward(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize) {
+        if let Some(to) = self.before(stage, chunk) {
+            actions.push(Action::SendBackward { mb, chunk, to });
         }
-        actions.push(Action::Release { chunk });
     }
 }
 
-/// `warm_up` forwards, then a forward and a backward in turn, then the backwards that are left.
-fn alternate(warm_up: usize, microbatches: usize) -> Vec<Pass> {
-    let warm_up = warm_up.min(microbatches);
-    let chunk = 0;
-    let mut order = Vec::with_capacity(2 * microbatches);
-    order.extend((0..warm_up).map(|mb| Pass::Forward { mb, chunk }));
-    for mb in 0..microbatches {
-        if warm_up + mb < microbatches {
-            let mb = warm_up + mb;
-            order.push(Pass::Forward { mb, chunk });
-        }
-        order.push(Pass::Backward { mb, chunk });
+/// The weights of a segment, and its reduction where this is the last time.
+fn weight(actions: &mut Actions, mb: usize, chunk: usize, segment: usize, last: bool) {
+    actions.push(Action::BackwardWeight { mb, chunk, segment });
+    if last {
+        let bucket = segment;
+        actions.push(Action::ReduceGrads { chunk, bucket });
     }
-    order
 }
 
 #[cfg(test)]
@@ -259,7 +295,11 @@ mod tests {
     #[test]
     fn a_single_stage_sends_nothing() {
         for kind in ScheduleKind::ALL {
-            let schedule = Schedule::new(kind, 1, 4, &[2]).unwrap();
+            if kind.least_stages() > 1 {
+                continue;
+            }
+            let segments = alloc::vec![2; kind.chunks().unwrap_or(3)];
+            let schedule = Schedule::new(kind, 1, 4, &segments).unwrap();
             assert!(schedule.actions(0).iter().all(|a| a.message().is_none()));
         }
     }
@@ -279,5 +319,52 @@ mod tests {
         let (expected, got) = (2, 1);
         assert_eq!(new(2, &[1]), Err(Error::Chunks { expected, got }));
         assert_eq!(new(2, &[1, 0]), Err(Error::NoSegments { chunk: 1 }));
+        let new = |kind, stages, microbatches, chunks: usize| {
+            Schedule::new(kind, stages, microbatches, &alloc::vec![1; chunks])
+                .map(|s| s.chunks())
+                .map_err(|e| e.to_string())
+        };
+        let refused = |text: &str| Err(String::from(text));
+        assert_eq!(new(ScheduleKind::Interleaved, 3, 6, 9), Ok(3));
+        assert_eq!(
+            new(ScheduleKind::Interleaved, 3, 7, 6),
+            refused("interleaved over 3 stages cannot run 7 microbatches; nearest: 6 or 9")
+        );
+        assert_eq!(
+            new(ScheduleKind::Interleaved, 3, 6, 3),
+            refused("3 numbers of segments were given where the pipeline has 6 chunks")
+        );
+        assert_eq!(
+            new(ScheduleKind::DualPipeV, 3, 5, 6),
+            refused("dualpipe-v over 3 stages cannot run 5 microbatches; nearest: 6")
+        );
+        assert_eq!(
+            new(ScheduleKind::DualPipeV, 1, 2, 2),
+            refused("dualpipe-v needs at least 2 stages, got 1")
+        );
+    }
+
+    /// Two halves of backward: the gradient leaves first, and weights wait in their order.
+    #[test]
+    fn a_split_stage_by_hand() {
+        let schedule = Schedule::new(ScheduleKind::ZbH1, 2, 2, &[1, 2]).unwrap();
+        assert_eq!(
+            text(&schedule, 1),
+            "gather, F0 <- 0, F0, release, gather, B0.0, B0.1, B0 -> 0, release, \
+             gather, F1 <- 0, F1, release, gather, B1.0, B1.1, B1 -> 0, release, W0.0, W0.1, \
+             W1.0, reduce 0, W1.1, reduce 1"
+        );
+    }
+
+    /// The turning point of a V hands over without a message.
+    #[test]
+    fn a_v_by_hand() {
+        let schedule = Schedule::new(ScheduleKind::DualPipeV, 2, 4, &[1; 4]).unwrap();
+        let begins = "gather, F0 <- 0, F0, release, gather/1, F0/1, F0/1 -> 0, release/1, ";
+        assert!(
+            text(&schedule, 1).starts_with(begins),
+            "{}",
+            text(&schedule, 1)
+        );
     }
 }

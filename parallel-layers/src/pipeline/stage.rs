@@ -11,14 +11,15 @@
 //! A send is started behind the compute queue and kept; at most [`IN_FLIGHT`] stay under way to
 //! one peer, then the oldest is waited for. The law [`progress`](super::laws::progress) with room
 //! for one message says that this cannot block for ever. A receive is started when the schedule
-//! comes to it, and the compute queue waits for it.
+//! comes to it, and the compute queue waits for it. Where the next chunk of the model is on this
+//! stage too, it takes the buffer from `[ready]` itself.
 
 use alloc::collections::{BTreeMap, VecDeque};
 
 use quintet_collectives::Error as WireError;
 use quintet_kernels::{Backend, Collectives, Error as KernelError, Pending, Queue, Tag, Wire};
 
-use super::{Action, Direction, Error};
+use super::{Action, Direction, Error, Route};
 
 /// Sends that may be under way to one peer in one direction: one that is being taken, and one
 /// behind it. This bounds the activations that sends hold.
@@ -101,12 +102,12 @@ pub trait Work<B: Backend, E: Wire> {
     }
 }
 
-/// The tag of a message: one number for each direction, microbatch and chunk (below 2^16 chunks
-/// and 2^47 microbatches). With one chunk a rank both ends know the chunk; schedules of more
-/// will use the sender's.
+/// The tag of a message: one number for each direction, microbatch and boundary of the model (below
+/// 2^16 chunks and 2^47 microbatches). A boundary is named by the place of the chunk behind it
+/// ([`Route::place`]), so that both ends know it.
 #[must_use]
-pub fn tag(direction: Direction, mb: usize, chunk: usize) -> u64 {
-    (mb as u64) << 17 | (chunk as u64 & 0xFFFF) << 1 | direction as u64
+pub fn tag(direction: Direction, mb: usize, boundary: usize) -> u64 {
+    (mb as u64) << 17 | (boundary as u64 & 0xFFFF) << 1 | direction as u64
 }
 
 /// Performs the actions of one stage: `C` is the group of pipeline ranks, rank by stage, `E` the
@@ -114,6 +115,7 @@ pub fn tag(direction: Direction, mb: usize, chunk: usize) -> u64 {
 pub struct Stage<B: Backend, C: Collectives<B>, E: Wire> {
     backend: B,
     group: C,
+    route: Route,
     boundary: usize,
     in_flight: BTreeMap<(usize, Direction), VecDeque<C::Pending<E>>>,
     held: Held<B, E>,
@@ -128,11 +130,13 @@ struct Held<B: Backend, E: Wire> {
 }
 
 impl<B: Backend, C: Collectives<B>, E: Wire> Stage<B, C, E> {
-    /// A stage among `group`; an activation between stages has `boundary` elements.
-    pub fn new(backend: B, group: C, boundary: usize) -> Self {
+    /// A stage among `group`, whose chunks lie as `route` says; an activation between stages has
+    /// `boundary` elements.
+    pub fn new(backend: B, group: C, route: Route, boundary: usize) -> Self {
         Self {
             backend,
             group,
+            route,
             boundary,
             in_flight: BTreeMap::new(),
             held: Held::new(),
@@ -202,18 +206,26 @@ impl<B: Backend, C: Collectives<B>, E: Wire> Stage<B, C, E> {
                 worker.backward_weight(mb, chunk, segment).map_err(work)
             }
             Action::RecvForward { mb, chunk, from } => {
-                let input = self.receive::<W>(from, Direction::Forward, mb, chunk)?;
+                let tag = tag(Direction::Forward, mb, self.place(chunk));
+                let input = self.receive::<W>(from, tag)?;
                 self.held.inputs.insert((mb, chunk), input);
                 Ok(())
             }
             Action::RecvBackward { mb, chunk, from } => {
-                let dout = self.receive::<W>(from, Direction::Backward, mb, chunk)?;
+                let tag = tag(Direction::Backward, mb, self.place(chunk) + 1);
+                let dout = self.receive::<W>(from, tag)?;
                 self.held.gradients.insert((mb, chunk), (0, dout));
                 Ok(())
             }
             Action::Forward { mb, chunk } => {
-                let input = self.held.inputs.remove(&(mb, chunk));
-                if input.is_none() && self.has_before(chunk) {
+                let before = self.route.before(self.group.rank(), chunk);
+                let input = match before {
+                    Some((stage, before)) if stage == self.group.rank() => {
+                        self.held.outputs.remove(&(mb, before))
+                    }
+                    _ => self.held.inputs.remove(&(mb, chunk)),
+                };
+                if input.is_none() && before.is_some() {
                     return Err(missing("an input activation"));
                 }
                 if let Some(output) = worker.forward(mb, chunk, input).map_err(work)? {
@@ -222,11 +234,17 @@ impl<B: Backend, C: Collectives<B>, E: Wire> Stage<B, C, E> {
                 Ok(())
             }
             Action::BackwardInput { mb, chunk, segment } => {
-                let dout = match self.held.gradients.remove(&(mb, chunk)) {
-                    Some((at, dout)) if at == segment => Some(dout),
-                    None if segment == 0 && !self.has_after() => None,
-                    _ => return Err(missing("an output gradient")),
+                let after = self.route.after(self.group.rank(), chunk);
+                let dout = match after {
+                    _ if segment > 0 => self.taken((mb, chunk), |at| at == segment),
+                    Some((stage, after)) if stage == self.group.rank() => {
+                        self.taken((mb, after), |at| at > 0)
+                    }
+                    _ => self.taken((mb, chunk), |at| at == 0),
                 };
+                if dout.is_none() && (segment > 0 || after.is_some()) {
+                    return Err(missing("an output gradient"));
+                }
                 let din = worker.backward_input(mb, chunk, segment, dout);
                 if let Some(din) = din.map_err(work)? {
                     let next = (segment + 1, din);
@@ -237,41 +255,42 @@ impl<B: Backend, C: Collectives<B>, E: Wire> Stage<B, C, E> {
             Action::SendForward { mb, chunk, to } => {
                 let output = self.held.outputs.remove(&(mb, chunk));
                 let output = output.ok_or_else(|| missing("an output activation"))?;
-                self.send(to, Direction::Forward, mb, chunk, output)
+                let tag = tag(Direction::Forward, mb, self.place(chunk) + 1);
+                self.send((to, Direction::Forward), tag, output)
                     .map_err(Failure::Wire)
             }
             Action::SendBackward { mb, chunk, to } => {
-                let din = match self.held.gradients.remove(&(mb, chunk)) {
-                    Some((done, din)) if done > 0 => din,
-                    _ => return Err(missing("an input gradient")),
-                };
-                self.send(to, Direction::Backward, mb, chunk, din)
+                let din = self.taken((mb, chunk), |at| at > 0);
+                let din = din.ok_or_else(|| missing("an input gradient"))?;
+                let tag = tag(Direction::Backward, mb, self.place(chunk));
+                self.send((to, Direction::Backward), tag, din)
                     .map_err(Failure::Wire)
             }
         }
     }
 
-    /// All but the first chunk of the model take an activation.
-    fn has_before(&self, chunk: usize) -> bool {
-        self.group.rank() > 0 || chunk > 0
+    /// Where a chunk of this stage lies along the model.
+    fn place(&self, chunk: usize) -> usize {
+        self.route.place(self.group.rank(), chunk)
     }
 
-    /// All but the last stage take a gradient. (With several chunks a rank this will depend on
-    /// the chunk.)
-    fn has_after(&self) -> bool {
-        self.group.rank() + 1 < self.group.world()
+    /// The gradient of a chunk on its way, where the segment that takes it next is the right one.
+    fn taken(&mut self, key: (usize, usize), right: impl Fn(usize) -> bool) -> Option<B::Buf<E>> {
+        let (at, _) = self.held.gradients.get(&key)?;
+        if !right(*at) {
+            return None;
+        }
+        self.held.gradients.remove(&key).map(|(_, dout)| dout)
     }
 
     fn receive<W: Work<B, E>>(
         &self,
         from: usize,
-        direction: Direction,
-        mb: usize,
-        chunk: usize,
+        tag: u64,
     ) -> Result<B::Buf<E>, Failure<W::Error>> {
         let buf = self.backend.alloc(Tag::Activation, self.boundary);
         let buf = buf.map_err(|error| Failure::Worker(error.into()))?;
-        let pending = self.group.start_recv(from, tag(direction, mb, chunk), buf);
+        let pending = self.group.start_recv(from, tag, buf);
         pending
             .and_then(|pending| pending.wait_on(&self.backend, Queue::Compute))
             .map_err(Failure::Wire)
@@ -279,21 +298,18 @@ impl<B: Backend, C: Collectives<B>, E: Wire> Stage<B, C, E> {
 
     fn send(
         &mut self,
-        to: usize,
-        direction: Direction,
-        mb: usize,
-        chunk: usize,
+        lane: (usize, Direction),
+        tag: u64,
         buf: B::Buf<E>,
     ) -> Result<(), WireError> {
-        let line = self.in_flight.entry((to, direction)).or_default();
+        let line = self.in_flight.entry(lane).or_default();
         while line.len() >= IN_FLIGHT {
             if let Some(oldest) = line.pop_front() {
                 oldest.wait_host()?;
             }
         }
         let after = self.backend.record(Queue::Compute);
-        let tag = tag(direction, mb, chunk);
-        line.push_back(self.group.start_send(to, tag, buf, after)?);
+        line.push_back(self.group.start_send(lane.0, tag, buf, after)?);
         Ok(())
     }
 
@@ -353,8 +369,8 @@ mod tests {
         let mut seen = BTreeSet::new();
         for direction in [Direction::Forward, Direction::Backward] {
             for mb in 0..50 {
-                for chunk in 0..5 {
-                    assert!(seen.insert(tag(direction, mb, chunk)));
+                for boundary in 0..5 {
+                    assert!(seen.insert(tag(direction, mb, boundary)));
                 }
             }
         }

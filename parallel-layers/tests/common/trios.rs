@@ -156,17 +156,41 @@ fn model<L>(layer: L, mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Mo
     }
 }
 
-impl Trio for Model<Block> {
+/// The three calls of a layer whose input and output lie between layers.
+pub trait Pass: Sync {
+    /// Whether an activation comes in.
+    const INPUT: bool = true;
+    /// Whether the loss of each token goes out, instead of an activation.
+    const LOSS: bool = false;
+
+    fn ledger(&self) -> Vec<ParamSpec>;
+    /// y, dx; adds to the gradients.
+    fn pass(
+        &self,
+        ctx: &TestCtx<'_>,
+        batch: &Batch,
+        params: &[&[f64]],
+        x: CpuBuf<f64>,
+        dy: CpuBuf<f64>,
+        grads: &mut [&mut [f64]],
+    ) -> Done;
+}
+
+impl<L: Pass> Trio for Model<L> {
     fn input(&self) -> Option<ParamSpec> {
-        Some(self.outside("x"))
+        L::INPUT.then(|| self.outside("x"))
     }
 
     fn output(&self) -> ParamSpec {
+        if L::LOSS {
+            let shape = [self.tokens.len(), 1];
+            return value("loss", shape, &on_tp(&self.mesh, Placement::Invariant));
+        }
         self.outside("y")
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        self.layer.params()
+        self.layer.ledger()
     }
 
     fn run(
@@ -178,29 +202,16 @@ impl Trio for Model<Block> {
         dy: CpuBuf<f64>,
         grads: &mut [&mut [f64]],
     ) -> Done {
-        let (y, mut saved) = self.layer.forward(ctx, batch, params, x)?;
-        let dx = self
-            .layer
-            .backward_input(ctx, batch, params, &mut saved, dy)?;
-        self.layer.backward_weight(ctx, batch, saved, grads)?;
-        Ok((y, dx))
+        self.layer.pass(ctx, batch, params, x, dy, grads)
     }
 }
 
-impl Trio for Model<SelfAttention> {
-    fn input(&self) -> Option<ParamSpec> {
-        Some(self.outside("x"))
+impl Pass for Block {
+    fn ledger(&self) -> Vec<ParamSpec> {
+        self.params()
     }
 
-    fn output(&self) -> ParamSpec {
-        self.outside("y")
-    }
-
-    fn params(&self) -> Vec<ParamSpec> {
-        self.layer.params()
-    }
-
-    fn run(
+    fn pass(
         &self,
         ctx: &TestCtx<'_>,
         batch: &Batch,
@@ -209,56 +220,50 @@ impl Trio for Model<SelfAttention> {
         dy: CpuBuf<f64>,
         grads: &mut [&mut [f64]],
     ) -> Done {
-        let (y, saved) = self.layer.forward(ctx, batch, params, x)?;
-        let (dx, saved) = self.layer.backward_input(ctx, batch, params, saved, &dy)?;
-        self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
+        let (y, mut saved) = self.forward(ctx, batch, params, x)?;
+        let dx = self.backward_input(ctx, batch, params, &mut saved, dy)?;
+        self.backward_weight(ctx, batch, saved, grads)?;
         Ok((y, dx))
     }
 }
 
-impl Trio for Model<Mlp> {
-    fn input(&self) -> Option<ParamSpec> {
-        Some(self.outside("x"))
-    }
+/// The branches of a block lend the gradient that came in.
+macro_rules! branch {
+    ($branch:ty) => {
+        impl Pass for $branch {
+            fn ledger(&self) -> Vec<ParamSpec> {
+                self.params()
+            }
 
-    fn output(&self) -> ParamSpec {
-        self.outside("y")
-    }
-
-    fn params(&self) -> Vec<ParamSpec> {
-        self.layer.params()
-    }
-
-    fn run(
-        &self,
-        ctx: &TestCtx<'_>,
-        batch: &Batch,
-        params: &[&[f64]],
-        x: CpuBuf<f64>,
-        dy: CpuBuf<f64>,
-        grads: &mut [&mut [f64]],
-    ) -> Done {
-        let (y, saved) = self.layer.forward(ctx, batch, params, x)?;
-        let (dx, saved) = self.layer.backward_input(ctx, batch, params, saved, &dy)?;
-        self.layer.backward_weight(ctx, batch, saved, &dy, grads)?;
-        Ok((y, dx))
-    }
+            fn pass(
+                &self,
+                ctx: &TestCtx<'_>,
+                batch: &Batch,
+                params: &[&[f64]],
+                x: CpuBuf<f64>,
+                dy: CpuBuf<f64>,
+                grads: &mut [&mut [f64]],
+            ) -> Done {
+                let (y, saved) = self.forward(ctx, batch, params, x)?;
+                let (dx, saved) = self.backward_input(ctx, batch, params, saved, &dy)?;
+                self.backward_weight(ctx, batch, saved, &dy, grads)?;
+                Ok((y, dx))
+            }
+        }
+    };
 }
 
-impl Trio for Model<VocabParallelEmbedding> {
-    fn input(&self) -> Option<ParamSpec> {
-        None
+branch!(SelfAttention);
+branch!(Mlp);
+
+impl Pass for VocabParallelEmbedding {
+    const INPUT: bool = false;
+
+    fn ledger(&self) -> Vec<ParamSpec> {
+        self.params()
     }
 
-    fn output(&self) -> ParamSpec {
-        self.outside("y")
-    }
-
-    fn params(&self) -> Vec<ParamSpec> {
-        self.layer.params()
-    }
-
-    fn run(
+    fn pass(
         &self,
         ctx: &TestCtx<'_>,
         batch: &Batch,
@@ -267,29 +272,22 @@ impl Trio for Model<VocabParallelEmbedding> {
         dy: CpuBuf<f64>,
         grads: &mut [&mut [f64]],
     ) -> Done {
-        let (y, mut saved) = self.layer.forward(ctx, batch, params)?;
-        self.layer.backward_input(ctx, batch, &mut saved, dy)?;
-        self.layer.backward_weight(ctx, batch, saved, grads)?;
+        let (y, mut saved) = self.forward(ctx, batch, params)?;
+        self.backward_input(ctx, batch, &mut saved, dy)?;
+        self.backward_weight(ctx, batch, saved, grads)?;
         Ok((y, none))
     }
 }
 
-/// The head's output is the loss of each token; its backward starts from the weights.
-impl Trio for Model<Head> {
-    fn input(&self) -> Option<ParamSpec> {
-        Some(self.outside("x"))
+/// Backward starts from the tokens' weights.
+impl Pass for Head {
+    const LOSS: bool = true;
+
+    fn ledger(&self) -> Vec<ParamSpec> {
+        self.params()
     }
 
-    fn output(&self) -> ParamSpec {
-        let shape = [self.tokens.len(), 1];
-        value("loss", shape, &on_tp(&self.mesh, Placement::Invariant))
-    }
-
-    fn params(&self) -> Vec<ParamSpec> {
-        self.layer.params()
-    }
-
-    fn run(
+    fn pass(
         &self,
         ctx: &TestCtx<'_>,
         batch: &Batch,
@@ -298,9 +296,9 @@ impl Trio for Model<Head> {
         _: CpuBuf<f64>,
         grads: &mut [&mut [f64]],
     ) -> Done {
-        let (loss, mut saved) = self.layer.forward(ctx, batch, params, x)?;
-        let dx = self.layer.backward_input(ctx, batch, params, &mut saved)?;
-        self.layer.backward_weight(ctx, batch, saved, grads)?;
+        let (loss, mut saved) = self.forward(ctx, batch, params, x)?;
+        let dx = self.backward_input(ctx, batch, params, &mut saved)?;
+        self.backward_weight(ctx, batch, saved, grads)?;
         Ok((loss, dx))
     }
 }

@@ -17,7 +17,7 @@ pub struct Host(Meter);
 
 /// Elements counted while they live.
 pub struct Held<T: Data> {
-    pub data: Vec<T>,
+    data: Vec<T>,
     tag: Tag,
     meter: Meter,
 }
@@ -29,7 +29,7 @@ impl<T: Data> Drop for Held<T> {
 }
 
 impl Host {
-    pub fn hold<T: Data>(&self, tag: Tag, data: Vec<T>) -> Held<T> {
+    fn hold<T: Data>(&self, tag: Tag, data: Vec<T>) -> Held<T> {
         self.0.add(tag, size_of_val(&data[..]));
         let meter = self.0.clone();
         Held { data, tag, meter }
@@ -93,11 +93,12 @@ pub struct Parcel {
     taken: Sender<()>,
 }
 
-/// One rank of a group of channels.
+/// One rank of a group of channels: one for activations and one for gradients to each peer. Each
+/// hands out what it holds in order, and nothing out of it.
 pub struct Channels {
     rank: usize,
-    to: Vec<Mutex<Sender<Parcel>>>,
-    from: Vec<Arc<Mutex<Receiver<Parcel>>>>,
+    to: Vec<[Mutex<Sender<Parcel>>; 2]>,
+    from: Vec<[Arc<Mutex<Receiver<Parcel>>>; 2]>,
 }
 
 /// A group of `world` ranks.
@@ -111,12 +112,19 @@ pub fn group(world: usize) -> Vec<Channels> {
         .collect();
     for from in 0..world {
         for to in 0..world {
-            let (sender, receiver) = channel();
-            ranks[from].to.push(Mutex::new(sender));
-            ranks[to].from.push(Arc::new(Mutex::new(receiver)));
+            let ((s0, r0), (s1, r1)) = (channel(), channel());
+            ranks[from].to.push([s0, s1].map(Mutex::new));
+            ranks[to]
+                .from
+                .push([r0, r1].map(|r| Arc::new(Mutex::new(r))));
         }
     }
     ranks
+}
+
+/// The direction that a tag ends with.
+fn lane(tag: u64) -> usize {
+    (tag & 1) as usize
 }
 
 pub enum Started<T: Data> {
@@ -173,7 +181,7 @@ impl Collectives<Host> for Channels {
     ) -> Result<Started<T>, WireError> {
         let (taken, is_taken) = channel();
         let data = Box::new(buf.data.clone());
-        let sender = self.to[to].lock().unwrap();
+        let sender = self.to[to][lane(tag)].lock().unwrap();
         let parcel = Parcel { tag, data, taken };
         sender.send(parcel).map_err(|_| lost("the peer is gone"))?;
         Ok(Started::Send(buf, is_taken))
@@ -184,7 +192,7 @@ impl Collectives<Host> for Channels {
         tag: u64,
         buf: Held<T>,
     ) -> Result<Started<T>, WireError> {
-        let lane = self.from[from].clone();
+        let lane = self.from[from][lane(tag)].clone();
         Ok(Started::Recv(buf, tag, lane))
     }
 

@@ -1,4 +1,5 @@
-//! From flags to a job: what a flag says wins over the saved job, which wins over the defaults.
+//! From flags to a job: what a flag says wins over the saved job or the checkpoint that is gone on
+//! from, which wins over the defaults.
 
 use std::path::Path;
 
@@ -10,6 +11,7 @@ use super::args::{
 };
 use super::refuse;
 use super::words::{DtypeWord, Log, ReductionOrder, Schedule};
+use crate::checkpoint::job_of;
 use crate::failure::Failure;
 use crate::job::{DataSource, Dtype, Job};
 use crate::model_config::Model;
@@ -17,39 +19,60 @@ use crate::model_config::Model;
 /// Where a job starts from.
 pub(super) struct Base {
     job: Job,
-    /// It was read from a file, so that nothing in it is a mere default.
-    saved: bool,
-    /// Its batch is the subcommand's own: small, and made to fit the layout.
-    own_batch: bool,
+    from: Origin,
+}
+
+/// What the numbers in a base are worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// Defaults, which give way to what a model brings along.
+    Defaults,
+    /// Defaults whose batch is the subcommand's own: small, and made to fit the layout.
+    OwnBatch,
+    /// A checkpoint: what is learnt is its, the layout and the output are defaults.
+    Checkpoint,
+    /// A saved job: nothing in it is a mere default.
+    Saved,
 }
 
 impl Base {
     pub(super) fn train(job: Job) -> Self {
         Self {
             job,
-            saved: false,
-            own_batch: false,
+            from: Origin::Defaults,
         }
     }
 
     pub(super) fn own_batch(job: Job) -> Self {
         Self {
             job,
-            saved: false,
-            own_batch: true,
+            from: Origin::OwnBatch,
         }
     }
 
-    /// The saved job instead, where there is one.
-    fn or_saved(self, config: Option<&Path>) -> Result<Self, Failure> {
-        match config {
-            None => Ok(self),
-            Some(path) => Ok(Self {
+    /// The saved job instead, where there is one; else the problem of the checkpoint, where one is
+    /// gone on from.
+    fn or_saved(self, config: Option<&Path>, load: Option<&Path>) -> Result<Self, Failure> {
+        match (config, load) {
+            (None, None) => Ok(self),
+            (Some(path), _) => Ok(Self {
                 job: Job::read(path)?,
-                saved: true,
-                own_batch: false,
+                from: Origin::Saved,
+            }),
+            (None, Some(root)) => Ok(Self {
+                job: job_of(root)?.goes_on(self.job),
+                from: Origin::Checkpoint,
             }),
         }
+    }
+
+    fn own_batch_fits(&self) -> bool {
+        self.from == Origin::OwnBatch
+    }
+
+    /// Whether lengths and optimizer are somebody's choice.
+    fn chosen(&self) -> bool {
+        matches!(self.from, Origin::Checkpoint | Origin::Saved)
     }
 }
 
@@ -57,11 +80,12 @@ impl Base {
 pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
     let device = &args.device;
     refuse_unbuilt(&args.layout, &args.model, device, &args.output)?;
-    let mut base = base.or_saved(args.step.config.as_deref())?;
+    let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
     parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
-    let Base { mut job, saved, .. } = base;
+    let chosen = base.chosen();
+    let Base { mut job, .. } = base;
     steps(&mut job, &args.step);
-    optimiser(&mut job, &args.optimiser, saved);
+    optimiser(&mut job, &args.optimiser, chosen);
     output(&mut job, &args.output);
     job.check()?;
     Ok(job)
@@ -100,7 +124,8 @@ fn parts(
     batch: &BatchArgs,
     device: &DeviceArgs,
 ) -> Result<(), Failure> {
-    cut(&mut base.job.layout, layout, base.saved);
+    let saved = base.from == Origin::Saved;
+    cut(&mut base.job.layout, layout, saved);
     shape(base, model)?;
     lengths(base, batch);
     if let Some(dtype) = device.dtype {
@@ -141,27 +166,48 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
         args.reduction_order
             .map(|order| order == ReductionOrder::Any),
     );
-    match args.schedule {
-        Some(Schedule::GPipe) => layout.schedule = ScheduleKind::GPipe,
-        Some(Schedule::OneFOneB) => layout.schedule = ScheduleKind::OneFOneB,
-        // Refused before.
-        Some(Schedule::Interleaved | Schedule::ZbH1 | Schedule::DualPipeV) | None => {}
-    }
+    schedule(layout, args);
     if let Some(stages) = &args.pipeline_layout {
         layout.stage_layers = Some(stages.clone());
     }
 }
 
-/// A model brings its own lengths, except where a saved job or the subcommand has set them.
+/// A schedule brings its own number of chunks, and a number of chunks its schedule.
+fn schedule(layout: &mut Layout, args: &LayoutArgs) {
+    let before = (layout.schedule, layout.chunks());
+    match (args.schedule, args.virtual_stages) {
+        (Some(Schedule::Interleaved), None) => {
+            layout.schedule = ScheduleKind::Interleaved;
+            layout.virtual_stages = layout.virtual_stages.max(2);
+        }
+        (Some(kind), chunks) => {
+            (layout.schedule, layout.virtual_stages) = (kind.into(), chunks.unwrap_or(1));
+        }
+        (None, Some(chunks)) => {
+            if chunks > 1 && layout.schedule == ScheduleKind::OneFOneB {
+                layout.schedule = ScheduleKind::Interleaved;
+            }
+            layout.virtual_stages = chunks;
+        }
+        (None, None) => {}
+    }
+    if before != (layout.schedule, layout.chunks()) {
+        layout.stage_layers = None;
+    }
+}
+
+/// A model brings its own lengths, except where somebody or the subcommand has set them.
 fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
+    let (own_batch, chosen) = (base.own_batch_fits(), base.chosen());
     let job = &mut base.job;
     if let Some(name) = &args.model {
         let model = Model::named(name)?;
         job.model_name.clone_from(name);
         job.model = model.config;
-        if base.own_batch {
+        job.max_positions = model.from_file.then_some(model.max_positions);
+        if own_batch {
             job.batch.seq = job.batch.seq.min(model.seq);
-        } else if !base.saved {
+        } else if !chosen {
             job.batch.seq = model.seq;
             job.batch.global_batch = model.global_batch;
             job.batch.micro_batch = if name == "tiny" {
@@ -179,6 +225,7 @@ fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
 }
 
 fn lengths(base: &mut Base, args: &BatchArgs) {
+    let own_batch = base.own_batch_fits();
     let job = &mut base.job;
     match args.data.as_deref() {
         None => {}
@@ -190,9 +237,12 @@ fn lengths(base: &mut Base, args: &BatchArgs) {
     match args.global_batch_size {
         Some(samples) => job.batch.global_batch = samples,
         // Nobody asked for this number, so it gives way to the layout.
-        None if base.own_batch => {
+        None if own_batch => {
             let unit = job.batch.micro_batch.saturating_mul(job.layout.dp).max(1);
-            let fits = job.batch.global_batch.checked_next_multiple_of(unit);
+            let wanted = job.batch.global_batch.div_ceil(unit);
+            let (kind, pp) = (job.layout.schedule, job.layout.pp);
+            let fits = kind.nearest_microbatches(pp, wanted).into_iter().max();
+            let fits = fits.unwrap_or(wanted).checked_mul(unit);
             job.batch.global_batch = fits.unwrap_or(job.batch.global_batch);
         }
         None => {}
@@ -205,7 +255,7 @@ fn steps(job: &mut Job, args: &StepArgs) {
     set(&mut job.mask_fraction, args.mask_fraction);
 }
 
-fn optimiser(job: &mut Job, args: &OptimiserArgs, saved: bool) {
+fn optimiser(job: &mut Job, args: &OptimiserArgs, chosen: bool) {
     let o = &mut job.optimizer;
     if let Some(lr) = args.lr {
         // The lowest rate keeps its share of the highest.
@@ -216,7 +266,7 @@ fn optimiser(job: &mut Job, args: &OptimiserArgs, saved: bool) {
         };
         o.lr = lr;
     }
-    if !saved {
+    if !chosen {
         o.warmup = o.warmup.min(job.steps / 10);
     }
     set(&mut o.kind, args.optimizer.map(Into::into));

@@ -49,14 +49,16 @@ pub(super) struct LayoutArgs {
     /// Order of work of the pipeline [default: 1f1b]
     #[arg(long, value_enum)]
     pub schedule: Option<Schedule>,
-    /// Stages a rank holds; more than 1 is not built yet: refused [default: 1]
+    /// Chunks of the model that a stage holds; 2 or more under the interleaved schedule, which a
+    /// number given here alone asks for [default: 1; with --schedule interleaved 2]
     #[arg(
         long,
         visible_alias = "num-virtual-stages-per-pipeline-rank",
         value_name = "N"
     )]
     pub virtual_stages: Option<usize>,
-    /// Layers on each stage, as in 1,3 [default: even, earlier stages take the remainder]
+    /// Layers on each stage, as in 1,3; with several chunks a stage, of each chunk in the order of
+    /// the model [default: even, earlier ones take the remainder]
     #[arg(
         long,
         visible_alias = "pipeline-model-parallel-layout",
@@ -224,7 +226,8 @@ pub(super) struct OutputArgs {
     /// Write one every N steps too; 0 is only at the end [default: 0]
     #[arg(long, value_name = "N")]
     pub save_interval: Option<u64>,
-    /// Go on from a checkpoint, saved under any layout
+    /// Go on from a checkpoint, saved under any layout; its model, data, seed and mask stay, and what else
+    /// it was trained with is the default here
     #[arg(long, value_name = "DIR")]
     pub load: Option<PathBuf>,
     /// Folder of this run [default: the next free runs/0001, runs/0002, ...]

@@ -4,15 +4,10 @@
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
 use super::args::{DeviceArgs, LayoutArgs, ModelArgs, OutputArgs};
-use super::words::{Device, DtypeWord, Launch, Log, Recompute, Schedule, Transport, spelt};
+use super::words::{Device, DtypeWord, Launch, Log, Recompute, Transport, spelt};
 use crate::failure::Failure;
 
 pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
-    if let Some(kind) = args.schedule
-        && !matches!(kind, Schedule::GPipe | Schedule::OneFOneB)
-    {
-        return unbuilt("schedule", &spelt(kind), "use gpipe or 1f1b");
-    }
     for (flag, degree) in [("cp", args.cp), ("ep", args.ep), ("etp", args.etp)] {
         if let Some(degree @ 2..) = degree {
             return unbuilt(
@@ -24,15 +19,6 @@ pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
     }
     if let Some(stage @ 2..) = args.zero_stage {
         return unbuilt("zero-stage", &stage.to_string(), "use 0 or 1");
-    }
-    if let Some(stages) = args.virtual_stages
-        && stages != 1
-    {
-        return unbuilt(
-            "virtual-stages",
-            &stages.to_string(),
-            "a rank holds 1 stage",
-        );
     }
     if let Some(way) = args.cp_comm {
         return unbuilt(
@@ -186,7 +172,7 @@ pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), F
 
 pub(super) fn subcommand(name: &str) -> Failure {
     Failure::usage(format!(
-        "quintet {name} is not built yet; today there are train, verify, eval and launch"
+        "quintet {name} is not built yet; today there are train, verify, eval, trace, convert and launch"
     ))
 }
 

@@ -112,6 +112,24 @@ fn each_flag_reaches_the_job() {
             j.layout.schedule = ScheduleKind::GPipe
         }),
         ("--schedule 1f1b", |_| {}),
+        ("--pp 2 --schedule zb-h1", |j| {
+            (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::ZbH1);
+        }),
+        ("--pp 2 --schedule interleaved", |j| {
+            (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::Interleaved);
+            j.layout.virtual_stages = 2;
+        }),
+        ("--pp 2 --virtual-stages 2", |j| {
+            (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::Interleaved);
+            j.layout.virtual_stages = 2;
+        }),
+        (
+            "--pp 2 --schedule dualpipe-v --pipeline-layout 1,1,1,1",
+            |j| {
+                (j.layout.pp, j.layout.schedule) = (2, ScheduleKind::DualPipeV);
+                j.layout.stage_layers = Some(vec![1; 4]);
+            },
+        ),
         ("--pp 2 --pipeline-layout 1,3", |j| {
             j.layout.pp = 2;
             j.layout.stage_layers = Some(vec![1, 3]);
@@ -157,7 +175,6 @@ fn each_flag_reaches_the_job() {
         ("--save a --save-interval 10", |j| {
             (j.save, j.save_interval) = (Some("a".into()), 10)
         }),
-        ("--load b", |j| j.load = Some("b".into())),
         ("--run-dir c", |j| j.run_dir = Some("c".into())),
         ("--metrics d.jsonl", |j| j.metrics = Some("d.jsonl".into())),
         ("--log-format json --log-interval 5", |j| {
@@ -184,10 +201,6 @@ fn what_is_not_built_is_refused_by_name() {
         "--etp 2",
         "--zero-stage 2",
         "--zero-stage 3",
-        "--schedule interleaved",
-        "--schedule zb-h1",
-        "--schedule dualpipe-v",
-        "--virtual-stages 2",
         "--cp-comm ring",
         "--cp-comm all-gather",
         "--cp-comm ulysses",
@@ -224,7 +237,7 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, if value == "t.json" { "--trace" } else { value });
     }
-    for name in ["plan", "bench", "convert", "trace", "precompile"] {
+    for name in ["plan", "bench", "precompile"] {
         refused(name, "not built yet");
         refused(&format!("{name} -n 2 --json -- x --tp"), name);
     }
@@ -250,6 +263,28 @@ fn slips_are_named_in_one_sentence() {
         ("--tp 99999999999999999999", "--tp"),
         ("--dp 100000", "at most"),
         ("--pp 5", "4 layers"),
+        ("--pp 4 --virtual-stages 2", "use at most pp=2"),
+        (
+            "--pp 2 --schedule zb-h1 --virtual-stages 2",
+            "use schedule interleaved",
+        ),
+        ("--schedule dualpipe-v", "at least pp=2"),
+        (
+            "--pp 2 --schedule dualpipe-v --gbs 6",
+            "nearest global-batch-size: 8",
+        ),
+        (
+            "--pp 2 --schedule interleaved --gbs 6",
+            "nearest global-batch-size: 4 or 8",
+        ),
+        (
+            "trace --schedule interleaved --microbatches 6",
+            "nearest: 4 or 8",
+        ),
+        ("trace --schedule dualpipe-v --pp 1", "at least 2 stages"),
+        ("trace --pp 0", "at least 1 stage"),
+        ("trace --pp 99999999999", "more than can be drawn"),
+        ("trace --recorder d", "not built yet"),
         ("--pp 2 --pipeline-layout 1,2", "[1, 2]"),
         ("--pipeline-layout 1,x", "x"),
         ("--gbs 3", "nearest: 4"),
@@ -437,6 +472,162 @@ fn a_saved_job_runs_again_and_flags_win() {
     );
 }
 
+/// What a checkpoint of this job has beside its numbers.
+fn checkpoint_of(job: &Job, root: &std::path::Path) {
+    let corpus = crate::data::Corpus::built_in();
+    let about = crate::checkpoint::about(job, &corpus, 7).unwrap();
+    let folder = root.join("step_00000007");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(root.join("latest"), "step_00000007\n").unwrap();
+    let meta = serde_json::json!({
+        "format": "quintet-checkpoint", "version": 1, "step": 7, "layout": "", "dtype": "f64",
+        "optimizer": {"rule": "adamw", "steps": 7, "kinds": []}, "shapes": {}, "files": [],
+        "user": about.user,
+    });
+    // The first line holds the checksum of the rest.
+    let rest = format!("{meta:#}\n")
+        .trim_start_matches(['{', '\n'])
+        .to_string();
+    let crc32 = crc32fast::hash(rest.as_bytes());
+    let text = format!("{{ \"crc32\": \"{crc32:08x}\",\n{rest}");
+    std::fs::write(folder.join("meta.json"), text).unwrap();
+}
+
+#[test]
+fn a_checkpoint_stands_for_what_flags_do_not_say() {
+    let dir = crate::report::test_dir::TestDir::new("adopt");
+    let root = dir.path();
+    let was = train(
+        "train --tp 2 --seed 9 --seq-len 20 --gbs 6 --dtype f64 --lr 0.5 --lr-warmup-iters 3 --steps 400 \
+         --mask-fraction 0.25 --untie-embeddings-and-output-weights --quiet",
+    );
+    checkpoint_of(&was, root);
+    let load = format!("train --load {}", root.display());
+    let job = train(&load);
+    // What is learnt is the checkpoint's; how it is cut and printed is not.
+    assert_eq!(
+        job,
+        was.clone().goes_on(Job {
+            load: Some(root.into()),
+            ..train("train")
+        })
+    );
+    assert_eq!(
+        (job.seed, job.batch, job.optimizer),
+        (9, was.batch, was.optimizer)
+    );
+    assert_eq!((job.layout.tp, job.steps, job.quiet), (1, 300, false));
+    let other = train(&format!("{load} --dp 3 --lr 0.25 --seed 10 --mbs 1"));
+    assert_eq!(
+        (other.layout.dp, other.optimizer.lr, other.seed),
+        (3, 0.25, 10)
+    );
+
+    let corpus = crate::data::Corpus::built_in();
+    let judge = |flags: &str| {
+        crate::checkpoint::steps_done(&train(&format!("{load} {flags}")), &corpus, root)
+    };
+    assert_eq!(judge(""), Ok(7));
+    assert_eq!(judge("--dp 3 --tp 4 --zero-stage 1 --seed 9"), Ok(7));
+    for (flags, words) in [
+        ("--seed 10", ["--seed 9", "not 10"]),
+        ("--mask-fraction 0", ["--mask-fraction 0.25", "not 0"]),
+        ("--model bench-s", ["--model tiny", "bench-s"]),
+        (
+            "--untie-embeddings-and-output-weights=false",
+            ["untied", "not --model tiny (tied)"],
+        ),
+        ("--steps 7", ["7 steps", "larger"]),
+    ] {
+        let failure = judge(flags).expect_err(flags);
+        assert_eq!(failure.exit, Exit::Usage, "{flags}: {failure}");
+        assert!(
+            words.iter().all(|w| failure.sentence.contains(w)),
+            "{flags}: {failure}"
+        );
+    }
+    let text = crate::data::Corpus::from_bytes("x", b"another text").unwrap();
+    let on = |flags: &str| {
+        let job = train(&format!("{load} {flags}"));
+        crate::checkpoint::steps_done(&job, &text, root).expect_err(flags)
+    };
+    assert_eq!(on("--data x.txt").exit, Exit::Usage);
+    assert!(
+        on("--data x.txt")
+            .sentence
+            .contains("--data embedded, not x.txt")
+    );
+    assert_eq!(on("").exit, Exit::Data);
+    assert_eq!(run("train --load no/such").unwrap_err().exit, Exit::Data);
+}
+
+#[test]
+fn a_file_says_how_long_a_sequence_may_be() {
+    let dir = crate::report::test_dir::TestDir::new("positions");
+    let mut model = crate::model_config::Model::tiny();
+    model.max_positions = 48;
+    let path = dir.path().join("config.json");
+    std::fs::write(&path, model.to_json()).unwrap();
+    let path = path.display();
+    assert_eq!(train(&format!("--model {path}")).batch.seq, 48);
+    assert_eq!(train(&format!("--model {path} --seq-len 47")).batch.seq, 47);
+    for subcommand in ["", "train", "verify"] {
+        refused(
+            &format!("{subcommand} --model {path} --seq-len 49"),
+            "seq-length 49 is more than the 48 positions",
+        );
+    }
+    refused(
+        &format!("eval --model {path} --seq-len 49"),
+        "use at most 48",
+    );
+    // Presets are trained from nothing, for any length.
+    assert_eq!(train("--model tiny --seq-len 100").batch.seq, 100);
+    // A saved job still knows.
+    let saved = dir.path().join("job.json");
+    std::fs::write(&saved, train(&format!("--model {path}")).to_json().unwrap()).unwrap();
+    refused(
+        &format!("--config {} --seq-len 49", saved.display()),
+        "use at most 48",
+    );
+    assert_eq!(
+        train(&format!(
+            "--config {} --seq-len 49 --model tiny",
+            saved.display()
+        ))
+        .max_positions,
+        None
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn what_is_not_utf8_is_refused_and_spelt_out() {
+    use std::os::unix::ffi::OsStringExt;
+    let odd = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    for flag in [
+        "data", "model", "save", "load", "run-dir", "metrics", "config",
+    ] {
+        let both = [odd(b"--"), flag.into(), odd(b"=caf\xe9")]
+            .into_iter()
+            .fold(OsString::new(), |mut all, part| {
+                all.push(part);
+                all
+            });
+        let apart = vec![OsString::from(format!("--{flag}")), odd(b"caf\xe9")];
+        for given in [vec![both], apart] {
+            let words = [odd(b"quintet\xff"), "train".into()]
+                .into_iter()
+                .chain(given);
+            let failure = parse(words, |_| None).expect_err(flag);
+            assert_eq!(failure.exit, Exit::Usage);
+            let s = failure.sentence;
+            assert!(s.contains(r"caf\xE9") && !s.contains('\u{FFFD}'), "{s}");
+        }
+    }
+    assert!(parse([odd(b"quintet\xff")], |_| None).is_ok());
+}
+
 fn word() -> impl Strategy<Value = String> {
     let flags: Vec<String> = CONTRACT
         .split_whitespace()
@@ -498,6 +689,7 @@ proptest! {
                 let back = Job::from_json(&job.to_json().unwrap()).unwrap();
                 prop_assert_eq!(back, job);
             }
+            Ok(Command::Convert(_)) => {}
             Ok(Command::Print(text)) => prop_assert!(!text.is_empty()),
             Err(failure) => {
                 prop_assert!(matches!(failure.exit, Exit::Usage | Exit::Data));
@@ -518,4 +710,29 @@ proptest! {
             prop_assert!(!failure.sentence.contains('\n'));
         }
     }
+}
+
+#[test]
+fn a_schedule_is_drawn_with_its_figures() {
+    let drawn = |line: &str| match run(line) {
+        Ok(Command::Print(text)) => text,
+        other => panic!("{line}: {other:?}"),
+    };
+    let text = drawn("trace --schedule zb-h1 --pp 2 --microbatches 3");
+    assert_eq!(
+        text,
+        "zb-h1 over 2 stages, 3 microbatches\n\
+         F forward, B gradient of the input, W gradient of the weights, one slot each\n\
+         stage 0 | F0 F1 .  B0 W0 F2 B1 W1 B2 W2\n\
+         stage 1 | .  F0 B0 F1 B1 W0 F2 B2 W1 W2\n\
+         bubble 10.00 %: a stage idles for 1 of 10 slots\n\
+         activations held: at most 2 microbatches; by stage 2 2\n"
+    );
+    let text = drawn("trace --virtual-stages 3 --pp 2 --microbatches 4");
+    assert!(
+        text.starts_with("interleaved over 2 stages of 3 chunks"),
+        "{text}"
+    );
+    let text = drawn("trace --schedule dualpipe-v --pp 2 --microbatches 5");
+    assert!(text.contains("at most 5 microbatches of a chunk"), "{text}");
 }

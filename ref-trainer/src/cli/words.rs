@@ -2,6 +2,7 @@
 //! what is said of them is not "invalid value".
 
 use clap::ValueEnum;
+use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use crate::job::{Decay, LogFormat, OptimizerKind};
 
@@ -13,14 +14,26 @@ pub(super) enum Schedule {
     /// One forward, one backward after the warm-up
     #[value(name = "1f1b")]
     OneFOneB,
-    /// Not built yet: refused
+    /// 1f1b over several chunks a stage: a smaller bubble, more messages
     Interleaved,
-    /// Not built yet: refused
+    /// 1f1b whose weight gradients wait until there is time, within the same memory
     #[value(name = "zb-h1")]
     ZbH1,
-    /// Not built yet: refused
+    /// Two chunks a stage, there and back, with weight gradients that wait at the ends
     #[value(name = "dualpipe-v")]
     DualPipeV,
+}
+
+impl From<Schedule> for ScheduleKind {
+    fn from(word: Schedule) -> Self {
+        match word {
+            Schedule::GPipe => Self::GPipe,
+            Schedule::OneFOneB => Self::OneFOneB,
+            Schedule::Interleaved => Self::Interleaved,
+            Schedule::ZbH1 => Self::ZbH1,
+            Schedule::DualPipeV => Self::DualPipeV,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -32,6 +32,7 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("cp", l.cp, MOST_RANKS),
         ("ep", l.ep, MOST_RANKS),
         ("etp", l.etp, MOST_RANKS),
+        ("virtual-stages", l.virtual_stages, 1 << 16),
         ("seq-length", b.seq, MOST),
         ("micro-batch-size", b.micro_batch, MOST),
         ("global-batch-size", b.global_batch, MOST),
@@ -105,6 +106,14 @@ fn run(job: &Job) -> Result<(), Failure> {
         return no(format!(
             "steps is {}; it must be from 1 to {MOST_STEPS}",
             job.steps
+        ));
+    }
+    if let Some(most) = job.max_positions
+        && job.batch.seq > most
+    {
+        return no(format!(
+            "seq-length {} is more than the {most} positions that {} is made for (max_position_embeddings); use at most {most}",
+            job.batch.seq, job.model_name
         ));
     }
     if job.threads_per_rank == 0 {

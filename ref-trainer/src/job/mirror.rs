@@ -94,6 +94,8 @@ pub(super) struct LayoutDef {
     zero_stage: u8,
     #[serde(default, with = "schedule")]
     schedule: ScheduleKind,
+    #[serde(default = "one")]
+    virtual_stages: usize,
     #[serde(default)]
     stage_layers: Option<Vec<usize>>,
     #[serde(default = "bucket_bytes")]
@@ -115,16 +117,17 @@ mod schedule {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(kind: &ScheduleKind, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(crate::job::schedule_name(*kind))
+        s.serialize_str(kind.name())
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<ScheduleKind, D::Error> {
         let name = String::deserialize(d)?;
-        [ScheduleKind::GPipe, ScheduleKind::OneFOneB]
+        ScheduleKind::ALL
             .into_iter()
-            .find(|kind| crate::job::schedule_name(*kind) == name)
+            .find(|kind| kind.name() == name)
             .ok_or_else(|| {
-                D::Error::custom(format!("schedule {name} is not built; use gpipe or 1f1b"))
+                let known = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
+                D::Error::custom(format!("schedule {name} is not known; there are {known}"))
             })
     }
 }

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use super::*;
 use quintet_parallel_layers::Architecture;
@@ -111,7 +111,7 @@ fn what_we_would_compute_wrongly_is_refused() {
         (
             "model_type",
             json!("mistral"),
-            "model_type is \"mistral\"; only Llama",
+            "model_type is \"mistral\"; computed here are llama",
         ),
         (
             "architectures",
@@ -205,7 +205,7 @@ fn missing_mistyped_and_absurd_values_are_refused() {
         (
             "num_attention_heads",
             json!(36),
-            "36 heads do not divide hidden_size 2048",
+            "36 heads do not divide a width of 2048",
         ),
         ("head_dim", json!(63), "odd"),
         ("tie_word_embeddings", json!("yes"), "true or false"),

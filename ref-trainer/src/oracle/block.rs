@@ -1,22 +1,28 @@
 //! One decoder block.
 //!
 //! ```text
-//! x ---> norm -> q, k, v -> rope(q, k) -> attention -> o --> + = mid ---> norm -> gate, up -> swiglu -> down --> + = out
-//!  \________________________________________________________/      \___________________________________________/
+//! x ---> norm -> q, k, v -> (norm q, k) -> rope(q, k) -> attention -> o --> + = mid ---> norm -> mlp --> + = out
+//!  \_______________________________________________________________________/      \___________________/
+//!
+//! mlp    SwiGLU: gate, up -> swiglu -> down        GELU: up -> gelu -> down
 //! ```
 
+use quintet_parallel_layers::MlpKind;
 use quintet_planner::config::ModelConfig;
 
+use super::dense::{Dense, norm, norm_backward};
 use super::ops::{
-    Turn, add, attention, attention_backward, linear, linear_backward, rms_norm, rms_norm_backward,
+    Turn, add, attention, attention_backward, gelu, gelu_backward, rms_norm, rms_norm_backward,
     rope, swiglu, swiglu_backward,
 };
 use super::{OracleError, Params, gradient, value};
 
-/// What forward leaves for backward; q and k are rotated.
+/// What forward leaves for backward; q and k are normalised and rotated.
 pub(super) struct Saved {
     x_td: Vec<f64>,
     a_td: Vec<f64>,
+    /// q and k before their norms.
+    raw: [Vec<f64>; 2],
     q_the: Vec<f64>,
     k_ske: Vec<f64>,
     v_ske: Vec<f64>,
@@ -24,14 +30,20 @@ pub(super) struct Saved {
     o_the: Vec<f64>,
     mid_td: Vec<f64>,
     b_td: Vec<f64>,
+    /// Of SwiGLU alone.
     gate_tf: Vec<f64>,
     up_tf: Vec<f64>,
     act_tf: Vec<f64>,
 }
 
-/// Name of a block's parameter, such as `mlp.up_proj`.
+/// Name of a part of a block, such as `mlp.up_proj`; its weight and bias have it in front.
 pub(super) fn name(layer: usize, part: &str) -> String {
-    format!("model.layers.{layer}.{part}.weight")
+    format!("model.layers.{layer}.{part}")
+}
+
+/// The linear layers of block `layer`.
+fn dense<'a>(config: &'a ModelConfig, layer: usize) -> impl Fn(&str) -> Dense + 'a {
+    move |part| Dense::of(config, layer, part)
 }
 
 /// The residual stream after block `layer`, from that before it.
@@ -41,31 +53,47 @@ pub(super) fn forward(
     layer: usize,
     x_td: &[f64],
 ) -> Result<(Vec<f64>, Saved), OracleError> {
-    let w = |part: &str| value(params, &name(layer, part));
-    let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
-    let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(x_td.len() / d);
+    let linear = dense(config, layer);
+    let (head, positions) = (head(config), positions(x_td.len() / config.hidden));
 
-    let a_td = rms_norm(x_td, w("input_layernorm")?, config.norm_eps);
-    let mut q_the = linear(&a_td, w("self_attn.q_proj")?, d, q_len);
-    let mut k_ske = linear(&a_td, w("self_attn.k_proj")?, d, kv_len);
-    let v_ske = linear(&a_td, w("self_attn.v_proj")?, d, kv_len);
-    rope(&mut q_the, &positions, e, config.rope_theta, Turn::Forward);
-    rope(&mut k_ske, &positions, e, config.rope_theta, Turn::Forward);
+    let a_td = norm(config, params, &name(layer, "input_layernorm"), x_td)?;
+    let mut q_the = linear("self_attn.q_proj").forward(params, &a_td)?;
+    let mut k_ske = linear("self_attn.k_proj").forward(params, &a_td)?;
+    let v_ske = linear("self_attn.v_proj").forward(params, &a_td)?;
+    let raw = [q_the.clone(), k_ske.clone()];
+    for (part, x) in [("q_norm", &mut q_the), ("k_norm", &mut k_ske)] {
+        if config.architecture.qk_norm {
+            let w_e = value(params, &qk_norm(layer, part))?;
+            *x = rms_norm(x, w_e, config.norm_eps);
+        }
+        rope(x, &positions, head, config.rope_theta, Turn::Forward);
+    }
     let (o_the, p_hts) = attention(config, &q_the, &k_ske, &v_ske);
-    let mut mid_td = linear(&o_the, w("self_attn.o_proj")?, q_len, d);
+    let mut mid_td = linear("self_attn.o_proj").forward(params, &o_the)?;
     add(&mut mid_td, x_td);
 
-    let b_td = rms_norm(&mid_td, w("post_attention_layernorm")?, config.norm_eps);
-    let gate_tf = linear(&b_td, w("mlp.gate_proj")?, d, f);
-    let up_tf = linear(&b_td, w("mlp.up_proj")?, d, f);
-    let act_tf = swiglu(&gate_tf, &up_tf);
-    let mut out_td = linear(&act_tf, w("mlp.down_proj")?, f, d);
+    let b_td = norm(
+        config,
+        params,
+        &name(layer, "post_attention_layernorm"),
+        &mid_td,
+    )?;
+    let up_tf = linear("mlp.up_proj").forward(params, &b_td)?;
+    let (gate_tf, act_tf) = match config.architecture.mlp {
+        MlpKind::SwiGlu => {
+            let gate_tf = linear("mlp.gate_proj").forward(params, &b_td)?;
+            let act_tf = swiglu(&gate_tf, &up_tf);
+            (gate_tf, act_tf)
+        }
+        MlpKind::Gelu => (Vec::new(), gelu(&up_tf)),
+    };
+    let mut out_td = linear("mlp.down_proj").forward(params, &act_tf)?;
     add(&mut out_td, &mid_td);
 
     let saved = Saved {
         x_td: x_td.to_vec(),
         a_td,
+        raw,
         q_the,
         k_ske,
         v_ske,
@@ -90,47 +118,64 @@ pub(super) fn backward(
     saved: &Saved,
     dout_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
-    let (d, f, e) = (config.hidden, config.ffn, config.head_dim);
-    let (q_len, kv_len) = (config.heads * e, config.kv_heads * e);
-    let positions = positions(saved.x_td.len() / d);
-    let mut back = |part: &str, dy: &[f64], x: &[f64], i: usize, o: usize| {
-        let name = name(layer, part);
-        let w = value(params, &name)?;
-        let dw = gradient(grads, &name)?;
-        Ok(if part.ends_with("layernorm") {
-            rms_norm_backward(dy, x, w, dw, config.norm_eps)
-        } else {
-            linear_backward(dy, x, w, dw, i, o)
-        })
-    };
+    let linear = dense(config, layer);
+    let (head, positions) = (head(config), positions(saved.x_td.len() / config.hidden));
 
-    let dact_tf = back("mlp.down_proj", dout_td, &saved.act_tf, f, d)?;
-    let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, &saved.gate_tf, &saved.up_tf);
-    let mut db_td = back("mlp.up_proj", &dup_tf, &saved.b_td, d, f)?;
-    add(
-        &mut db_td,
-        &back("mlp.gate_proj", &dgate_tf, &saved.b_td, d, f)?,
-    );
-    let mut dmid_td = back("post_attention_layernorm", &db_td, &saved.mid_td, d, d)?;
+    let dact_tf = linear("mlp.down_proj").backward(params, grads, dout_td, &saved.act_tf)?;
+    let mut db_td = match config.architecture.mlp {
+        MlpKind::SwiGlu => {
+            let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, &saved.gate_tf, &saved.up_tf);
+            let mut db_td = linear("mlp.up_proj").backward(params, grads, &dup_tf, &saved.b_td)?;
+            let by_gate =
+                linear("mlp.gate_proj").backward(params, grads, &dgate_tf, &saved.b_td)?;
+            add(&mut db_td, &by_gate);
+            db_td
+        }
+        MlpKind::Gelu => {
+            let dup_tf = gelu_backward(&dact_tf, &saved.up_tf);
+            linear("mlp.up_proj").backward(params, grads, &dup_tf, &saved.b_td)?
+        }
+    };
+    let norm2 = name(layer, "post_attention_layernorm");
+    db_td = norm_backward(config, params, grads, &norm2, &db_td, &saved.mid_td)?;
+    let mut dmid_td = db_td;
     add(&mut dmid_td, dout_td);
 
-    let do_the = back("self_attn.o_proj", &dmid_td, &saved.o_the, q_len, d)?;
+    let do_the = linear("self_attn.o_proj").backward(params, grads, &dmid_td, &saved.o_the)?;
     let qkv = (&saved.q_the[..], &saved.k_ske[..], &saved.v_ske[..]);
     let (mut dq_the, mut dk_ske, dv_ske) = attention_backward(config, &do_the, qkv, &saved.p_hts);
-    rope(&mut dk_ske, &positions, e, config.rope_theta, Turn::Back);
-    rope(&mut dq_the, &positions, e, config.rope_theta, Turn::Back);
-    let mut da_td = back("self_attn.v_proj", &dv_ske, &saved.a_td, d, kv_len)?;
-    add(
-        &mut da_td,
-        &back("self_attn.k_proj", &dk_ske, &saved.a_td, d, kv_len)?,
-    );
-    add(
-        &mut da_td,
-        &back("self_attn.q_proj", &dq_the, &saved.a_td, d, q_len)?,
-    );
-    let mut dx_td = back("input_layernorm", &da_td, &saved.x_td, d, d)?;
+    for (part, dx, raw) in [
+        ("q_norm", &mut dq_the, &saved.raw[0]),
+        ("k_norm", &mut dk_ske, &saved.raw[1]),
+    ] {
+        rope(dx, &positions, head, config.rope_theta, Turn::Back);
+        if config.architecture.qk_norm {
+            let name = qk_norm(layer, part);
+            let (w_e, dw_e) = (value(params, &name)?, gradient(grads, &name)?);
+            *dx = rms_norm_backward(dx, raw, w_e, dw_e, config.norm_eps);
+        }
+    }
+    let mut da_td = linear("self_attn.v_proj").backward(params, grads, &dv_ske, &saved.a_td)?;
+    for (part, dy) in [("self_attn.k_proj", &dk_ske), ("self_attn.q_proj", &dq_the)] {
+        add(
+            &mut da_td,
+            &linear(part).backward(params, grads, dy, &saved.a_td)?,
+        );
+    }
+    let norm1 = name(layer, "input_layernorm");
+    let mut dx_td = norm_backward(config, params, grads, &norm1, &da_td, &saved.x_td)?;
     add(&mut dx_td, &dmid_td);
     Ok(dx_td)
+}
+
+fn qk_norm(layer: usize, part: &str) -> String {
+    format!("{}.weight", name(layer, &format!("self_attn.{part}")))
+}
+
+/// Width of a head, and how many of its elements turn.
+fn head(config: &ModelConfig) -> (usize, usize) {
+    let e = config.head_dim;
+    (e, config.architecture.rotary(e))
 }
 
 /// A sample starts at position 0.

@@ -103,6 +103,50 @@ fn inverse_rms(x_d: &[f64], eps: f64) -> f64 {
     1.0 / (dot(x_d, x_d) / x_d.len() as f64 + eps).sqrt()
 }
 
+/// `y[t,d] = w[d] n[t,d] + b[d]` with `n[t] = (x[t] - mean(x[t])) / sqrt(variance(x[t]) + eps)`.
+pub(super) fn layer_norm(x_td: &[f64], w_d: &[f64], b_d: &[f64], eps: f64) -> Vec<f64> {
+    let mut y_td = Vec::with_capacity(x_td.len());
+    for x_d in x_td.chunks_exact(w_d.len()) {
+        let (n_d, _) = standard(x_d, eps);
+        y_td.extend(n_d.iter().zip(w_d).zip(b_d).map(|((n, w), b)| w * n + b));
+    }
+    y_td
+}
+
+/// With `g = w dy`: `dx = r (g - mean(g) - n mean(g n))`; `dw += sum_t dy n`, `db += sum_t dy`.
+pub(super) fn layer_norm_backward(
+    dy_td: &[f64],
+    x_td: &[f64],
+    w_d: &[f64],
+    (dw_d, db_d): (&mut [f64], &mut [f64]),
+    eps: f64,
+) -> Vec<f64> {
+    let d = w_d.len();
+    let mut dx_td = Vec::with_capacity(x_td.len());
+    for (x_d, dy_d) in x_td.chunks_exact(d).zip(dy_td.chunks_exact(d)) {
+        let (n_d, r) = standard(x_d, eps);
+        let g_d: Vec<f64> = w_d.iter().zip(dy_d).map(|(w, dy)| w * dy).collect();
+        let (mean, pull) = (
+            g_d.iter().sum::<f64>() / d as f64,
+            dot(&g_d, &n_d) / d as f64,
+        );
+        dx_td.extend(g_d.iter().zip(&n_d).map(|(g, n)| r * (g - mean - n * pull)));
+        for ((dw, dy), n) in dw_d.iter_mut().zip(dy_d).zip(&n_d) {
+            *dw += dy * n;
+        }
+        add(db_d, dy_d);
+    }
+    dx_td
+}
+
+/// A row with mean 0 and variance 1 (but for eps), and the factor that made it so.
+fn standard(x_d: &[f64], eps: f64) -> (Vec<f64>, f64) {
+    let mean = x_d.iter().sum::<f64>() / x_d.len() as f64;
+    let centred: Vec<f64> = x_d.iter().map(|x| x - mean).collect();
+    let r = inverse_rms(&centred, eps);
+    (centred.iter().map(|x| x * r).collect(), r)
+}
+
 /// Which way [`rope`] turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
@@ -112,20 +156,20 @@ pub(super) enum Turn {
     Back,
 }
 
-/// Rotary positions (Su et al. 2021), halves paired as Llama's files do: in each head, elements
-/// `j` and `j + e/2` are a point of the plane, turned by `position theta^(-2j/e)`.
+/// Rotary positions (Su et al. 2021), halves paired as Llama's files do: of the first r elements
+/// of each head, `j` and `j + r/2` are a point of the plane, turned by `position theta^(-2j/r)`.
 /// `x_the` is changed in place; token t of it stands at `positions[t]`.
 pub(super) fn rope(
     x_the: &mut [f64],
     positions: &[usize],
-    head_dim: usize,
+    (head_dim, rotary): (usize, usize),
     theta: f64,
     turn: Turn,
 ) {
-    let (half, row) = (head_dim / 2, x_the.len() / positions.len().max(1));
+    let (half, row) = (rotary / 2, x_the.len() / positions.len().max(1));
     for (x_he, position) in x_the.chunks_exact_mut(row.max(1)).zip(positions) {
         for j in 0..half {
-            let frequency = theta.powf(-2.0 * j as f64 / head_dim as f64);
+            let frequency = theta.powf(-2.0 * j as f64 / rotary as f64);
             let (sin, cos) = (*position as f64 * frequency).sin_cos();
             let sin = if turn == Turn::Forward { sin } else { -sin };
             for x_e in x_he.chunks_exact_mut(head_dim) {
@@ -227,6 +271,26 @@ pub(super) fn swiglu_backward(
         (dy * u * s * (1.0 + g * (1.0 - s)), dy * g * s)
     })
     .unzip()
+}
+
+/// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: GELU as GPT-2 has it.
+pub(super) fn gelu(x_tf: &[f64]) -> Vec<f64> {
+    let one = |x: &f64| 0.5 * x * (1.0 + gelu_argument(*x).tanh());
+    x_tf.iter().map(one).collect()
+}
+
+/// With `u` the argument of tanh: `gelu' = 0.5 (1 + tanh u) + 0.5 x (1 - tanh^2 u) u'`.
+pub(super) fn gelu_backward(dy_tf: &[f64], x_tf: &[f64]) -> Vec<f64> {
+    let one = |(dy, x): (&f64, &f64)| {
+        let tanh = gelu_argument(*x).tanh();
+        let slope = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
+        dy * (0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope)
+    };
+    dy_tf.iter().zip(x_tf).map(one).collect()
+}
+
+fn gelu_argument(x: f64) -> f64 {
+    (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
 }
 
 fn sigmoid(x: f64) -> f64 {

@@ -200,8 +200,8 @@ fn rope_knows_only_distances() {
     let draw = |from: u64| -> Vec<f64> { (from..from + 8).map(|i| stream.normal(i)).collect() };
     let score = |at_q: usize, at_k: usize| -> f64 {
         let (mut q_e, mut k_e) = (draw(0), draw(8));
-        ops::rope(&mut q_e, &[at_q], 8, 500.0, ops::Turn::Forward);
-        ops::rope(&mut k_e, &[at_k], 8, 500.0, ops::Turn::Forward);
+        ops::rope(&mut q_e, &[at_q], (8, 8), 500.0, ops::Turn::Forward);
+        ops::rope(&mut k_e, &[at_k], (8, 8), 500.0, ops::Turn::Forward);
         q_e.iter().zip(&k_e).map(|(q, k)| q * k).sum()
     };
     for (q, k) in [(0, 0), (5, 2), (9, 9), (3, 8)] {
@@ -211,7 +211,7 @@ fn rope_knows_only_distances() {
 
     // Element j is paired with j + e/2 and turned by position * theta^(-2j/e); back undoes it.
     let mut x_e = [1.0, 0.0, 0.0, 2.0];
-    ops::rope(&mut x_e, &[3], 4, 100.0, ops::Turn::Forward);
+    ops::rope(&mut x_e, &[3], (4, 4), 100.0, ops::Turn::Forward);
     let expected = [
         3f64.cos(),
         -2.0 * 0.3f64.sin(),
@@ -220,7 +220,7 @@ fn rope_knows_only_distances() {
     ];
     let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-15);
     assert!(close(&x_e, &expected), "{x_e:?}");
-    ops::rope(&mut x_e, &[3], 4, 100.0, ops::Turn::Back);
+    ops::rope(&mut x_e, &[3], (4, 4), 100.0, ops::Turn::Back);
     assert!(close(&x_e, &[1.0, 0.0, 0.0, 2.0]), "{x_e:?}");
 }
 

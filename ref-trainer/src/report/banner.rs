@@ -4,7 +4,7 @@ use quintet_collectives::mesh::{Degrees, DeviceMesh};
 
 use super::Forecast;
 use super::human::{bytes, count, percent, shares, thousands};
-use crate::job::{Job, schedule_name};
+use crate::job::Job;
 
 /// (heading, text) of each line.
 pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String)> {
@@ -57,6 +57,15 @@ pub(super) fn degrees(job: &Job) -> String {
     }
 }
 
+/// The schedule, and how it cuts a stage.
+fn schedule(job: &Job) -> String {
+    let l = &job.layout;
+    match l.chunks() {
+        1 => l.schedule.to_string(),
+        chunks => format!("{} of {chunks} chunks a stage", l.schedule),
+    }
+}
+
 fn layout(job: &Job, forecast: &Forecast) -> String {
     let l = &job.layout;
     let threads = if l.world() > 1 { " as threads" } else { "" };
@@ -64,15 +73,16 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
     let each = job.batch.microbatches() / l.dp.max(1);
     let many = if each == 1 { "" } else { "es" };
     if l.pp > 1 {
-        text += &format!(
-            "; {}, {each} microbatch{many} a pipeline",
-            schedule_name(l.schedule)
-        );
+        text += &format!("; {}, {each} microbatch{many} a pipeline", schedule(job));
     } else {
         text += &format!("; {each} microbatch{many} a replica");
     }
     if let Some(bubble) = forecast.bubble.filter(|_| l.pp > 1) {
         text += &format!(", bubble {}", percent(bubble));
+    }
+    if let Some(held) = forecast.held.filter(|_| l.pp > 1) {
+        let of = if l.chunks() == 1 { "" } else { " of a chunk" };
+        text += &format!(", activations of {held} microbatches{of} at most");
     }
     if l.sequence_parallel && l.tp > 1 {
         text += "; sequence parallel";
@@ -133,8 +143,10 @@ fn data(job: &Job, forecast: &Forecast) -> String {
     } else {
         String::new()
     };
+    let entropy = forecast.unigram_entropy;
+    let entropy = entropy.map_or(String::new(), |nats| format!(", unigram entropy {nats:.2}"));
     format!(
-        "{}; {} samples x {} = {} tokens a step{masked}, {} steps",
+        "{}{entropy}; {} samples x {} = {} tokens a step{masked}, {} steps",
         forecast.data,
         b.global_batch,
         b.seq,
@@ -157,6 +169,7 @@ mod tests {
                 .into(),
             traffic: [("tp".to_string(), 3_000_000), ("dp".to_string(), 200_000)].into(),
             bubble: Some(0.2),
+            held: Some(2),
             ..Forecast::default()
         };
         let text: Vec<String> = lines(&Job::demo(), &forecast)
@@ -164,7 +177,7 @@ mod tests {
             .map(|(name, line)| format!("{name:<8} {line}"))
             .collect();
         let golden = [
-            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%",
+            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%, activations of 2 microbatches at most",
             "ranks    dp0[pp0: 0 1 | pp1: 4 5]  dp1[pp0: 2 3 | pp1: 6 7]",
             "model    tiny: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, vocab 256, tied)",
             "data     embedded: Hamlet, 189 kB; 16 samples x 64 = 1,024 tokens a step, 300 steps",

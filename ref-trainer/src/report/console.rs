@@ -18,6 +18,8 @@ pub struct Look {
     pub live: bool,
     /// Colours may be used.
     pub colour: bool,
+    /// Characters of a line.
+    pub columns: usize,
 }
 
 impl Look {
@@ -30,6 +32,7 @@ impl Look {
         Self {
             live,
             colour: live && !set("NO_COLOR"),
+            columns: if live { columns() } else { usize::MAX },
         }
     }
 }
@@ -45,6 +48,8 @@ pub struct Console {
     pipeline: bool,
     bar: Option<ProgressBar>,
     recent: Recent,
+    /// Why output was lost, if it was.
+    lost: Option<Failure>,
 }
 
 /// Sums since the last line, so that a line tells of all steps it stands for.
@@ -76,31 +81,34 @@ impl Console {
             pipeline: job.layout.pp > 1,
             bar: live.then(|| bar(job.steps, done, look)),
             recent: Recent::default(),
+            lost: None,
         }
     }
 
     /// Says what will run.
-    pub fn banner(&mut self, job: &Job, forecast: &Forecast) {
+    ///
+    /// # Errors
+    /// Exit 3 where output is lost, as by every other method.
+    pub fn banner(&mut self, job: &Job, forecast: &Forecast) -> Result<(), Failure> {
         if self.quiet || self.format == LogFormat::Json {
-            return;
+            return Ok(());
         }
         let title = format!("quintet {}", env!("CARGO_PKG_VERSION"));
         let mut text = format!("{}\n", self.paint("1", &title));
         for (heading, line) in banner::lines(job, forecast) {
             text += &format!("{} {line}\n", self.paint("36", &format!("{heading:<8}")));
         }
-        self.print(&(text + "\n"));
+        self.print(&(text + "\n"))
     }
 
     /// Says how a step went.
     ///
     /// # Errors
-    /// Exit 3 where JSON refuses the step.
+    /// Exit 3 where JSON refuses the step or output is lost.
     pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
         if self.format == LogFormat::Json {
             let line = json_line(report)?;
-            self.print(&line);
-            return Ok(());
+            return self.print(&line);
         }
         if self.quiet {
             return Ok(());
@@ -114,66 +122,91 @@ impl Console {
         if due || report.step == self.steps || report.held_out.is_some() {
             let line = self.line(report);
             self.recent = Recent::default();
-            self.print(&line);
+            return self.print(&line);
         }
         Ok(())
     }
 
     /// Prints a line of text above the live line; on stderr where stdout is JSON.
-    pub fn note(&mut self, text: &str) {
+    ///
+    /// # Errors
+    /// Exit 3 where output is lost.
+    pub fn note(&mut self, text: &str) -> Result<(), Failure> {
         if self.format == LogFormat::Json {
             let _ = writeln!(io::stderr(), "{text}");
-        } else if !self.quiet {
-            self.print(&format!("{text}\n"));
+            Ok(())
+        } else if self.quiet {
+            Ok(())
+        } else {
+            self.print(&format!("{text}\n"))
         }
     }
 
     /// Takes the live line away and prints the table, if there is one.
-    pub fn finish(&mut self, table: Option<&EqualityTable>) {
+    ///
+    /// # Errors
+    /// Exit 3 where output is lost, now or before.
+    pub fn finish(&mut self, table: Option<&EqualityTable>) -> Result<(), Failure> {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        let Some(table) = table else { return };
-        let text = format!("\n{table}\n");
-        if self.format == LogFormat::Json {
-            let _ = io::stderr().write_all(text.as_bytes());
-            return;
+        if let Some(table) = table {
+            let text = format!("\n{table}\n");
+            if self.format == LogFormat::Json {
+                let _ = io::stderr().write_all(text.as_bytes());
+            } else {
+                let painted: String = text.lines().map(|line| self.judged(line) + "\n").collect();
+                self.print(&painted)?;
+            }
         }
-        let painted: String = text.lines().map(|line| self.judged(line) + "\n").collect();
-        self.print(&painted);
+        self.lost.clone().map_or(Ok(()), Err)
     }
 
-    /// A reader that has gone away (a closed pipe) must not end a training run.
-    fn print(&mut self, text: &str) {
+    /// A reader that has gone away (a closed pipe) must not end a training run; a disk that is
+    /// full must.
+    fn print(&mut self, text: &str) -> Result<(), Failure> {
         let out = &mut self.out;
-        let mut write = || {
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        };
-        match &self.bar {
+        let mut write = || out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        let written = match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
+        };
+        match written {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+                let failure = Failure::data(format!("cannot write to stdout: {e}"));
+                self.lost.get_or_insert(failure.clone());
+                Err(failure)
+            }
+            _ => Ok(()),
         }
     }
 
     fn line(&self, report: &StepReport) -> String {
         let wide = self.steps.to_string().len();
         let mut line = format!(
-            "step: {:>wide$}/{}  loss: {:8.5}  grad_norm: {:7.4}  tps: {:>6.0}",
+            "step: {:>wide$}/{}  loss: {:7.5}  grad_norm: {:7.4}  tps: {:>6.0}",
             report.step,
             self.steps,
             report.loss,
             report.grad_norm,
             self.recent.tokens_per_s(),
         );
+        let held_out = report.held_out;
+        let held_out = held_out.map_or(String::new(), |loss| format!("  held_out: {loss:.5}"));
+        let mut idle = String::new();
         let waits = self.recent.waits();
         if !waits.is_empty() {
-            line += &format!("  wait: {waits}");
+            idle += &format!("  wait: {waits}");
         }
         if self.pipeline {
-            line += &format!("  bubble: {}", percent(self.recent.bubble()));
+            idle += &format!("  bubble: {}", percent(self.recent.bubble()));
         }
-        if let Some(loss) = report.held_out {
-            line += &self.paint("33", &format!("  held_out: {loss:.5}"));
+        // On a narrow terminal the live line alone tells who waits.
+        if line.len() + idle.len() + held_out.len() <= self.look.columns {
+            line += &idle;
+        }
+        if !held_out.is_empty() {
+            line += &self.paint("33", &held_out);
         }
         line + "\n"
     }
@@ -260,6 +293,20 @@ impl Recent {
             .collect();
         words.join(" ")
     }
+}
+
+/// The width of the terminal that stdout is; of one that does not say, no limit.
+#[cfg(unix)]
+fn columns() -> usize {
+    match rustix::termios::tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col > 0 => usize::from(size.ws_col),
+        _ => usize::MAX,
+    }
+}
+
+#[cfg(not(unix))]
+fn columns() -> usize {
+    usize::MAX
 }
 
 /// The round number of steps that makes at most 30 lines.

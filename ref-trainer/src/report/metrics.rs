@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use super::StepReport;
 use super::run_dir::write_whole;
 use crate::failure::Failure;
+use crate::lock::Lock;
 
 /// Appends steps to a file.
 #[derive(Debug)]
 pub struct MetricsLog {
     path: PathBuf,
     file: File,
+    _lock: Option<Lock>,
 }
 
 impl MetricsLog {
@@ -20,22 +22,38 @@ impl MetricsLog {
     /// write again, are dropped, and so is half a line. With `done` 0 the file starts anew.
     ///
     /// # Errors
-    /// Exit 3 where the file cannot be read or written.
+    /// Exit 3 where the file cannot be read or written, or another run writes to it.
     pub fn open(path: &Path, done: u64) -> Result<Self, Failure> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(|e| Failure::file("make", parent, &e))?;
         }
+        let open = || {
+            let file = OpenOptions::new().append(true).open(path);
+            file.map_err(|e| Failure::file("open", path, &e))
+        };
         // A pipe or a device takes lines too, but nothing can be dropped from it.
-        if !path.exists() || path.is_file() {
+        let regular = !path.exists() || path.is_file();
+        if regular {
+            // Nobody else may be at the file that is replaced, nor come to the one that replaces it.
+            let _old = match path.exists() {
+                true => Some(Lock::file(open()?, path, "metrics")?),
+                false => None,
+            };
             write_whole(path, kept(path, done)?.as_bytes())?;
         }
-        let file = OpenOptions::new()
-            .append(true)
-            .open(path)
-            .map_err(|e| Failure::file("open", path, &e))?;
+        let file = open()?;
+        let again = || {
+            file.try_clone()
+                .map_err(|e| Failure::file("open", path, &e))
+        };
+        let lock = match regular {
+            true => Some(Lock::file(again()?, path, "metrics")?),
+            false => None,
+        };
         Ok(Self {
             path: path.to_path_buf(),
             file,
+            _lock: lock,
         })
     }
 
@@ -184,10 +202,14 @@ mod tests {
             fs::read_to_string(&path).unwrap() + r#"{"step": 6, "lo"#,
         )
         .unwrap();
+        let refused = MetricsLog::open(&path, 3).unwrap_err();
+        assert!(refused.sentence.contains("another run"), "{refused}");
+        drop(log);
         let mut log = MetricsLog::open(&path, 3).unwrap();
         log.append(&step(4)).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4]);
         assert_eq!(log.history().last(), Some(&(4, 2.5, None)));
+        drop(log);
         let _ = MetricsLog::open(&path, 0).unwrap();
         assert!(steps(&path).is_empty());
         let _ = MetricsLog::open(&dir.path().join("new.jsonl"), 9).unwrap();

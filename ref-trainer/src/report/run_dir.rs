@@ -6,17 +6,21 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::job::Job;
+use crate::lock::Lock;
 
-/// A folder with `config.json` in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunDir(PathBuf);
+/// A folder with `config.json` in it, written to by nobody else until the value is dropped.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: Lock,
+}
 
 impl RunDir {
     /// Makes the folder that the job names, or `parent/0001` and so on: the first number above
     /// all that are there; then writes `config.json`, from which `--config` repeats the run.
     ///
     /// # Errors
-    /// Exit 3 where the folder or the file cannot be written.
+    /// Exit 3 where the folder or the file cannot be written, or another run is at it.
     pub fn create(job: &Job, parent: &Path) -> Result<Self, Failure> {
         let path = match &job.run_dir {
             Some(path) => {
@@ -25,6 +29,7 @@ impl RunDir {
             }
             None => next_free(parent)?,
         };
+        let lock = Lock::folder(&path, "run-dir")?;
         let config = path.join("config.json");
         // A repeated run shall get a folder of its own.
         let repeatable = Job {
@@ -32,19 +37,19 @@ impl RunDir {
             ..job.clone()
         };
         write_whole(&config, repeatable.to_json()?.as_bytes())?;
-        Ok(Self(path))
+        Ok(Self { path, _lock: lock })
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// A file in it.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.path.join(name)
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 11] = [
+const PAIRED: [&str; 14] = [
     "dp",
     "tp",
     "pp",
@@ -38,8 +38,13 @@ const PAIRED: [&str; 11] = [
     "kv heads < tp",
     "masked",
     "gpipe",
+    "interleaved",
+    "zb-h1",
+    "dualpipe-v",
     "clip",
 ];
+/// Only one of these is in a draw, so that each is in a tenth of those that could have it.
+const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
 const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
 /// Rare by nature: they must occur.
@@ -75,11 +80,32 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         feature("sequence-parallel", l.tp > 1, l.sequence_parallel),
         feature("zero 1", l.dp > 1, l.zero_stage == 1),
         everywhere("tied", m.tied),
-        feature("tied over stages", l.pp > 1, m.tied),
+        feature(
+            "tied over stages",
+            l.pp > 1 && l.schedule != ScheduleKind::DualPipeV,
+            m.tied,
+        ),
         feature("uneven stages", l.pp > 1, l.stage_layers.is_some()),
         everywhere("kv heads < heads", m.kv_heads < m.heads),
         feature("kv heads < tp", l.tp > 1, m.kv_heads < l.tp),
         feature("gpipe", l.pp > 1, l.schedule == ScheduleKind::GPipe),
+        feature(
+            "interleaved",
+            l.pp > 1,
+            l.schedule == ScheduleKind::Interleaved,
+        ),
+        feature("zb-h1", l.pp > 1, l.schedule == ScheduleKind::ZbH1),
+        feature(
+            "dualpipe-v",
+            l.pp > 1,
+            l.schedule == ScheduleKind::DualPipeV,
+        ),
+        feature("several chunks a stage", l.pp > 1, l.chunks() > 1),
+        feature(
+            "a table borrowed from another chunk",
+            l.chunks() > 1 && (l.pp == 1 || l.schedule == ScheduleKind::DualPipeV),
+            m.tied,
+        ),
         everywhere("several buckets", l.bucket_bytes < 1 << 20),
         everywhere("masked", draw.mask.tokens > 0.0 || draw.mask.samples > 0.0),
         feature(
@@ -129,6 +155,9 @@ impl Coverage {
         let on = |name: &str| features.iter().any(|f| f.name == name && f.on);
         for (i, a) in PAIRED.iter().enumerate() {
             for b in &PAIRED[i + 1..] {
+                if KINDS.contains(a) && KINDS.contains(b) {
+                    continue;
+                }
                 *self.pairs.entry((a, b)).or_default() += usize::from(on(a) && on(b));
             }
         }
@@ -145,6 +174,8 @@ impl Coverage {
             };
             let needed = if RARE.contains(name) {
                 1
+            } else if KINDS.contains(name) {
+                of.div_ceil(10)
             } else {
                 of.div_ceil(4)
             };

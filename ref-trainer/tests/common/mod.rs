@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, Positions};
 use quintet_planner::config::{Batch, Layout, ModelConfig};
 use quintet_ref_trainer::compare::compare;
 use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
@@ -36,18 +37,22 @@ pub struct Genes {
     pub heads: (usize, usize, usize),
     /// What hidden, ffn and vocab have beyond the least.
     pub widths: (usize, usize, usize),
-    /// Layers beyond one a stage, and the stages that get them.
+    /// Layers beyond one a chunk, and the chunks that get them.
     pub layers: (usize, bool, usize),
     /// Sequence length, microbatch and microbatches of a replica, beyond the least.
     pub batch: (usize, usize, usize),
-    /// Sequence-parallel, ZeRO-1, tied, GPipe, any order, clipping, weight decay, two threads.
-    pub flags: [bool; 8],
+    /// Sequence-parallel, ZeRO-1, tied, any order, clipping, weight decay, two threads.
+    pub flags: [bool; 7],
+    /// Place in [`SCHEDULES`], chunks a stage beyond two where that is free.
+    pub schedule: (usize, usize),
     /// AdamW instead of descent, with a lower learning rate, without.
     pub optimizer: (bool, bool),
     /// Place in [`MASKS`].
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// Place in [`ARCHITECTURES`].
+    pub architecture: usize,
     /// Of weights, data and masks.
     pub seed: u64,
 }
@@ -82,6 +87,36 @@ enum Mask {
     /// Everything.
     All,
 }
+
+/// Llama most often; GPT-2 with as many positions as any draw has; every part of the others.
+const ARCHITECTURES: [Architecture; 6] = [
+    Architecture::LLAMA,
+    Architecture::LLAMA,
+    Architecture::gpt2(12),
+    Architecture {
+        qkv_bias: true,
+        ..Architecture::LLAMA
+    },
+    Architecture {
+        qk_norm: true,
+        ..Architecture::LLAMA
+    },
+    Architecture {
+        positions: Positions::PartRotary(2),
+        qkv_bias: true,
+        qk_norm: true,
+        ..Architecture::LLAMA
+    },
+];
+
+/// The simplest first.
+const SCHEDULES: [ScheduleKind; 5] = [
+    ScheduleKind::OneFOneB,
+    ScheduleKind::GPipe,
+    ScheduleKind::ZbH1,
+    ScheduleKind::Interleaved,
+    ScheduleKind::DualPipeV,
+];
 
 /// From all in one bucket to one a layer.
 const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
@@ -124,7 +159,6 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         flag(0.6),
         flag(0.6),
         flag(0.5),
-        flag(0.5),
         flag(0.3),
         flag(0.5),
         flag(0.4),
@@ -134,10 +168,12 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         (weighted(0.3), weighted(0.4)),
         0..MASKS.len(),
         0..BUCKETS.len(),
+        0..ARCHITECTURES.len(),
+        (0..SCHEDULES.len(), 0..2_usize),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, seed) = rest;
+        let (optimizer, mask, bucket, architecture, schedule, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -149,6 +185,8 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            architecture,
+            schedule,
             seed,
         };
         genes.draw(dtype)
@@ -158,28 +196,18 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
         let (dp, tp, pp) = meshes()[self.mesh];
-        let [
-            sequence_parallel,
-            zero,
-            tied,
-            gpipe,
-            any_order,
-            clip,
-            decay,
-            two,
-        ] = self.flags;
-        let (counts, uneven) = self.stage_layers(pp);
+        let [sequence_parallel, zero, tied, any_order, clip, decay, two] = self.flags;
+        let (schedule, virtual_stages) = self.kind(pp);
+        let places = pp * schedule.chunks().unwrap_or(virtual_stages);
+        let (counts, uneven) = self.stage_layers(places);
         let layout = Layout {
             dp,
             tp,
             pp,
             sequence_parallel,
             zero_stage: u8::from(zero),
-            schedule: if gpipe {
-                ScheduleKind::GPipe
-            } else {
-                ScheduleKind::OneFOneB
-            },
+            schedule,
+            virtual_stages,
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
@@ -191,7 +219,7 @@ impl Genes {
             // oracle, where it is zero, does not tell how much; that has a test of its own.
             seq: self.batch.0 + 2,
             micro_batch,
-            global_batch: micro_batch * dp * (self.batch.2 + 1),
+            global_batch: micro_batch * dp * self.microbatches(schedule, pp),
         };
         let (mask_fraction, mask) = self.mask(batch.global_batch);
         let job = Job {
@@ -209,19 +237,41 @@ impl Genes {
         Draw { job, mask }
     }
 
-    /// Layers of each stage, and whether that is another cut than the even one.
-    fn stage_layers(&self, pp: usize) -> (Vec<usize>, bool) {
+    /// A schedule that `pp` stages can follow, and the chunks of a stage where that is free.
+    fn kind(&self, pp: usize) -> (ScheduleKind, usize) {
+        let (kind, more) = (SCHEDULES[self.schedule.0], self.schedule.1);
+        if pp < kind.least_stages() {
+            return (ScheduleKind::OneFOneB, 1);
+        }
+        // Not so many layers that a draw takes long.
+        let chunks = if pp > 3 { 2 } else { 2 + more };
+        (kind, kind.chunks().map_or(chunks, |_| 1))
+    }
+
+    /// Microbatches of a replica: as the gene says, or the next number that can be run.
+    fn microbatches(&self, kind: ScheduleKind, pp: usize) -> usize {
+        let nearest = kind.nearest_microbatches(pp, self.batch.2 + 1);
+        let more = if kind == ScheduleKind::DualPipeV {
+            self.batch.2
+        } else {
+            0
+        };
+        nearest.into_iter().max().unwrap_or(1) + more
+    }
+
+    /// Layers of each chunk, and whether that is another cut than the even one.
+    fn stage_layers(&self, places: usize) -> (Vec<usize>, bool) {
         let (extra, uneven, first) = self.layers;
-        let layers = pp + extra;
-        let even: Vec<usize> = (0..pp)
-            .map(|stage| quintet_collectives::chunk::chunk_len(layers, pp, stage))
+        let layers = places + extra;
+        let even: Vec<usize> = (0..places)
+            .map(|place| quintet_collectives::chunk::chunk_len(layers, places, place))
             .collect();
-        if !uneven || pp == 1 {
+        if !uneven || places == 1 {
             return (even, false);
         }
-        // One stage takes all that is more than one each, and there is at least one of that.
-        let mut counts = vec![1; pp];
-        counts[first % pp] += extra.max(1);
+        // One chunk takes all that is more than one each, and there is at least one of that.
+        let mut counts = vec![1; places];
+        counts[first % places] += extra.max(1);
         (counts, true)
     }
 
@@ -240,6 +290,7 @@ impl Genes {
             head_dim: 2 * (self.heads.2 + 1),
             ffn: self.widths.1 + 1,
             tied,
+            architecture: ARCHITECTURES[self.architecture],
             ..Job::default().model
         }
     }
@@ -346,13 +397,14 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} {} stages {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} sequence-parallel {} zero {} {} of {} chunks {:?} bucket {} any order {} threads {}",
             l.dp,
             l.tp,
             l.pp,
             l.sequence_parallel,
             l.zero_stage,
             l.schedule.name(),
+            l.chunks(),
             l.stage_layers,
             l.bucket_bytes,
             l.any_order,
@@ -363,6 +415,7 @@ impl fmt::Display for Draw {
             "vocab {} hidden {} layers {} heads {} kv {} head_dim {} ffn {} tied {}",
             m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.tied,
         )?;
+        writeln!(f, "{:?}", m.architecture)?;
         writeln!(
             f,
             "seq {} micro {} global {} mask {:?} valid {:?}",

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use quintet_collectives::{ParamSpec, ProcessGroup};
 use quintet_kernels::Scalar;
 use quintet_parallel_layers::init::init_random;
-use quintet_planner::model::{StageLayer, tied};
+use quintet_parallel_layers::pipeline::Action;
+use quintet_planner::model::{StageLayer, TABLE, tied};
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::groups::Groups;
 use quintet_ref_trainer::rank::{by_ref, rule};
@@ -35,6 +36,19 @@ pub fn ledger(
     rebuild(rank, change, &tied)
 }
 
+/// Gives every head a table of its own, though it is one with the embedding's on the same stage.
+pub fn lend_nothing(rank: &mut Recorded<'_, f64>) -> Result<(), Failure> {
+    rank.chunks.iter_mut().for_each(|c| c.borrows_table = false);
+    ledger(rank, |_| ())
+}
+
+/// Changes the actions of a stage.
+pub fn actions(rank: &mut Recorded<'_, f64>, stage: usize, change: impl Fn(&mut Vec<Action>)) {
+    if rank.stage_index() == stage {
+        change(&mut rank.actions);
+    }
+}
+
 /// Forgets which tables are tied over stages.
 pub fn untie(rank: &mut Recorded<'_, f64>) -> Result<(), Failure> {
     rebuild(rank, |_| (), &[])
@@ -50,6 +64,9 @@ fn rebuild(
         let layers = chunk.model.layers.iter().map(StageLayer::params);
         let mut specs: Vec<Vec<ParamSpec>> = layers.collect();
         specs.iter_mut().flatten().for_each(&change);
+        if chunk.borrows_table {
+            specs.iter_mut().for_each(|l| l.retain(|p| p.name != TABLE));
+        }
         let spec = LayoutSpec {
             bucket_bytes: rank.job.layout.bucket_bytes,
             element_bytes: size_of::<f64>(),

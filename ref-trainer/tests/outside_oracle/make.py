@@ -4,12 +4,12 @@
     python3 -m venv VENV && VENV/bin/pip install torch transformers safetensors
     VENV/bin/python ref-trainer/tests/outside_oracle/make.py
 
-For each architecture a folder is written beside this file:
+For each architecture this is written beside this file:
 
-    config.json            the model's config, as save_pretrained writes it
-    model.safetensors      the parameters, as save_pretrained writes them (float32: their values are exact in it)
-    expected.safetensors   tokens [b, s + 1] and mask [b, s] (int64), loss [1], and the gradient of each parameter (float64),
-                           under the name that the model itself gives it
+    NAME/config.json             the model's config, as save_pretrained writes it
+    NAME/model.safetensors       the parameters, as save_pretrained writes them (float32: their values are exact in it)
+    NAME.expected.safetensors    tokens [b, s + 1] and mask [b, s] (int64), loss [1], and the gradient of each parameter
+                                 (float64), under the name that the model itself gives it
 
 The models of that package turn to float32 inside norms, rotary positions, routers and softmaxes. Here every such turn leads to
 float64 instead, and a dispatch mode looks at each tensor that any operation makes: one of a lower type ends the run.
@@ -150,7 +150,7 @@ def make(name, kind, config, seed):
     expected["loss"] = loss.detach().reshape(1)
     expected["tokens"] = tokens
     expected["mask"] = mask.long()
-    save_file(expected, os.path.join(folder, "expected.safetensors"))
+    save_file(expected, f"{folder}.expected.safetensors")
     print(json.dumps({"model": name, "parameters": parameters, "loss": loss.item()}))
 
 

@@ -20,21 +20,22 @@ impl Write for Page {
     }
 }
 
-struct Closed;
+struct Lost(io::ErrorKind);
 
-impl Write for Closed {
+impl Write for Lost {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::BrokenPipe.into())
+        Err(self.0.into())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Err(io::ErrorKind::BrokenPipe.into())
+        Err(self.0.into())
     }
 }
 
 const PLAIN: Look = Look {
     live: false,
     colour: false,
+    columns: usize::MAX,
 };
 
 fn step(step: u64) -> StepReport {
@@ -63,12 +64,12 @@ fn table() -> EqualityTable {
 fn run(job: &Job, look: Look) -> String {
     let page = Page::default();
     let mut console = Console::new(job, 0, look, Box::new(page.clone()));
-    console.banner(job, &Forecast::default());
+    console.banner(job, &Forecast::default()).unwrap();
     for s in 1..=job.steps {
         console.step(&step(s)).unwrap();
     }
-    console.note("a note");
-    console.finish(Some(&table()));
+    console.note("a note").unwrap();
+    console.finish(Some(&table())).unwrap();
     page.text()
 }
 
@@ -86,9 +87,28 @@ fn a_line_says_it_all() {
         })
         .unwrap();
     let golden = "\
-step:  40/300  loss:  2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%
-step:  41/300  loss:  2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%  held_out: 2.50000
+step:  40/300  loss: 2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%
+step:  41/300  loss: 2.41873  grad_norm:  1.0312  tps:  21333  wait: tp 11% pp 9% dp 4%  bubble: 19%  held_out: 2.50000
 ";
+    assert_eq!(page.text(), golden);
+}
+
+#[test]
+fn a_narrow_terminal_gets_lines_that_fit() {
+    let page = Page::default();
+    let narrow = Look {
+        columns: 80,
+        ..PLAIN
+    };
+    let mut console = Console::new(&Job::demo(), 0, narrow, Box::new(page.clone()));
+    let report = StepReport {
+        held_out: Some(2.5),
+        ..step(40)
+    };
+    console.step(&report).unwrap();
+    let golden =
+        "step:  40/300  loss: 2.41873  grad_norm:  1.0312  tps:  21333  held_out: 2.50000\n";
+    assert!(golden.len() <= 80 + 1, "{}", golden.len());
     assert_eq!(page.text(), golden);
 }
 
@@ -114,6 +134,7 @@ fn json_is_steps_and_nothing_else() {
         Look {
             live: true,
             colour: true,
+            columns: usize::MAX,
         },
     );
     let steps: Vec<u64> = text
@@ -140,10 +161,28 @@ fn quiet_leaves_the_table() {
 
 #[test]
 fn a_closed_pipe_ends_nothing() {
-    let mut console = Console::new(&Job::demo(), 0, PLAIN, Box::new(Closed));
-    console.banner(&Job::demo(), &Forecast::default());
+    let closed = Lost(io::ErrorKind::BrokenPipe);
+    let mut console = Console::new(&Job::demo(), 0, PLAIN, Box::new(closed));
+    console.banner(&Job::demo(), &Forecast::default()).unwrap();
     console.step(&step(1)).unwrap();
-    console.finish(Some(&table()));
+    console.finish(Some(&table())).unwrap();
+}
+
+#[test]
+fn a_full_disk_is_said() {
+    for log_format in [LogFormat::Plain, LogFormat::Json] {
+        let job = Job {
+            log_format,
+            ..Job::demo()
+        };
+        let full = Lost(io::ErrorKind::StorageFull);
+        let mut console = Console::new(&job, 0, PLAIN, Box::new(full));
+        let lost = console.step(&step(1)).unwrap_err();
+        assert_eq!(lost.exit, crate::failure::Exit::Data);
+        assert!(lost.sentence.contains("stdout"), "{lost}");
+        // And again at the end, for who did not listen.
+        assert_eq!(console.finish(None), Err(lost));
+    }
 }
 
 #[test]
@@ -159,7 +198,7 @@ fn numbers_that_are_none_are_printed_too() {
     console.step(&report).unwrap();
     assert!(
         page.text()
-            .contains("loss:      NaN  grad_norm:     inf  tps:      0  bubble: -")
+            .contains("loss:     NaN  grad_norm:     inf  tps:      0  bubble: -")
     );
 }
 

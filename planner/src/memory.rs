@@ -1,0 +1,346 @@
+//! What a training step keeps in memory for its activations, worked out from config, ledger and
+//! schedule before anything runs.
+//!
+//! Per microbatch and layer, with t tokens, r of them on this rank between layers (r = t, or t / tp
+//! under sequence parallelism), d the hidden width, and q, k, f, v this rank's part of the query, KV,
+//! MLP and vocabulary widths:
+//!
+//! | layer | forward saves | backward holds besides, at most |
+//! |-------|---------------|---------------------------------|
+//! | embedding | nothing | t d |
+//! | block | 2 r d + 2 t d + 2 t q + 2 t k + 3 t f, and 2 r + t heads statistics | 4 r d (2 t d under sequence parallelism) to the end of the stage's backward; for a time 2 t d and the larger of 3 t f and 2 t q + 2 t k |
+//! | head | r d + t d + t v, and r + 3 t statistics | r d to the end; for a time t v + t d |
+//!
+//! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
+//! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
+//! microbatches as its schedule holds at once, and between stages r d for each message under way.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use quintet_collectives::chunk::chunk_len;
+use quintet_collectives::{Axis, DeviceMesh};
+use quintet_parallel_layers::MlpKind;
+use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
+use quintet_parallel_layers::pipeline::{Action, Schedule};
+
+use crate::model::{StageLayer, mesh, norm_vectors, segments, stage_layers};
+use crate::traffic::WireTypes;
+use crate::{Batch, Error, Layout, ModelConfig};
+
+/// Bytes of activations on a rank. The most that is held at once lies between `saved` and
+/// `saved + work`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Activations {
+    /// What forward saves, of all microbatches that the schedule holds at once.
+    pub saved: u64,
+    /// What backward and the messages between stages add to that, at most.
+    pub work: u64,
+}
+
+/// The activations of every rank in one training step, in rank order.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn activations(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> Result<Vec<Activations>, Error> {
+    let mesh = mesh(layout)?;
+    let segments = segments(model, layout, &mesh, types.accumulation.bytes())?;
+    let mbs = batch.microbatches() / layout.dp;
+    let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &segments)?;
+    (0..mesh.world())
+        .map(|rank| {
+            let here = Here::new(model, layout, batch, types, &mesh, rank);
+            let stage = mesh.index(rank, Axis::Pp);
+            let (mut chunks, mut passing) = (Vec::new(), 0);
+            for chunk in 0..layout.chunks() {
+                let mut all = Bytes::default();
+                for layer in stage_layers(model, layout, &mesh, stage, chunk)? {
+                    let bytes = here.layer(model, &layer);
+                    all.saved += bytes.saved;
+                    all.kept += bytes.kept;
+                    passing = passing.max(bytes.passing);
+                }
+                chunks.push(all);
+            }
+            let (saved, most) = highest(&schedule.actions(stage), &chunks);
+            Ok(Activations {
+                saved,
+                work: most - saved + passing + here.boundaries(layout),
+            })
+        })
+        .collect()
+}
+
+/// The most that is saved at once, and that together with what backward keeps. Counted as
+/// [`laws::held`](quintet_parallel_layers::pipeline::laws::held) counts: from a forward to the last
+/// gradient of the parameters.
+fn highest(actions: &[Action], chunks: &[Bytes]) -> (u64, u64) {
+    let mut last = BTreeMap::new();
+    for (at, action) in actions.iter().enumerate() {
+        if let Action::BackwardWeight { mb, chunk, .. } = *action {
+            last.insert((mb, chunk), at);
+        }
+    }
+    let (mut saved, mut kept, mut peak, mut most) = (0, 0, 0, 0);
+    for (at, action) in actions.iter().enumerate() {
+        match *action {
+            Action::Forward { chunk, .. } => saved += chunks[chunk].saved,
+            Action::BackwardInput {
+                chunk, segment: 0, ..
+            } => kept += chunks[chunk].kept,
+            Action::BackwardWeight { mb, chunk, .. } if last.get(&(mb, chunk)) == Some(&at) => {
+                saved -= chunks[chunk].saved;
+                kept -= chunks[chunk].kept;
+            }
+            _ => {}
+        }
+        (peak, most) = (peak.max(saved), most.max(saved + kept));
+    }
+    (peak, most)
+}
+
+/// Elements that forward saves of one microbatch of `tokens`, over all the ranks of a replica:
+/// exact on one rank, a lower bound on several, which hold some of it several times. Costs nothing
+/// for models of any size.
+#[must_use]
+pub fn microbatch(model: &ModelConfig, tokens: usize) -> u128 {
+    let m = model;
+    let sum = |parts: &[(usize, usize)]| {
+        parts.iter().fold(0_u128, |sum, &(times, width)| {
+            sum.saturating_add((times as u128).saturating_mul(width as u128))
+        })
+    };
+    let (times, stats) = (mlp_widths(m), norm_vectors(m.architecture.norm));
+    let heads = sum(&[(2, m.heads), (2, m.kv_heads)]).saturating_mul(m.head_dim as u128);
+    let block = sum(&[(4, m.hidden), (times, m.ffn), (1, m.heads), (2, stats)]);
+    let block = block.saturating_add(heads);
+    let head = sum(&[(2, m.hidden), (1, m.vocab), (3, 1), (1, stats)]);
+    block
+        .saturating_mul(m.layers as u128)
+        .saturating_add(head)
+        .saturating_mul(tokens as u128)
+}
+
+/// Values of the MLP's width that its forward saves.
+fn mlp_widths(model: &ModelConfig) -> usize {
+    match model.architecture.mlp {
+        MlpKind::SwiGlu => 3,
+        MlpKind::Gelu => 2,
+    }
+}
+
+/// A layer's bytes of one microbatch.
+#[derive(Default)]
+struct Bytes {
+    saved: u64,
+    /// More than that after its backward_input.
+    kept: u64,
+    /// More than that for a time.
+    passing: u64,
+}
+
+/// What a rank holds of a microbatch.
+struct Here {
+    /// Ranks of tp, and this one's place among them.
+    tp: (usize, usize),
+    stage: usize,
+    sequence_parallel: bool,
+    /// Tokens of a microbatch, those of this rank between layers, hidden width.
+    t: u64,
+    r: u64,
+    d: u64,
+    /// Bytes of an element and of a statistic.
+    e: u64,
+    a: u64,
+}
+
+impl Here {
+    fn new(
+        model: &ModelConfig,
+        layout: &Layout,
+        batch: &Batch,
+        types: WireTypes,
+        mesh: &DeviceMesh,
+        rank: usize,
+    ) -> Self {
+        let (t, tp) = (
+            batch.micro_batch * batch.seq,
+            (layout.tp, mesh.index(rank, Axis::Tp)),
+        );
+        let r = if layout.sequence_parallel {
+            chunk_len(t, tp.0, tp.1)
+        } else {
+            t
+        };
+        Self {
+            tp,
+            stage: mesh.index(rank, Axis::Pp),
+            sequence_parallel: layout.sequence_parallel,
+            t: t as u64,
+            r: r as u64,
+            d: model.hidden as u64,
+            e: types.storage.bytes() as u64,
+            a: types.accumulation.bytes() as u64,
+        }
+    }
+
+    /// This rank's part of a width.
+    fn part(&self, width: usize) -> u64 {
+        chunk_len(width, self.tp.0, self.tp.1) as u64
+    }
+
+    fn layer(&self, model: &ModelConfig, layer: &StageLayer) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let stats = a * r * norm_vectors(model.architecture.norm) as u64;
+        match layer {
+            StageLayer::Embed(_) => Bytes {
+                saved: 0,
+                kept: e * t * d,
+                passing: e * t * d,
+            },
+            StageLayer::Block(_) => self.block(model, stats),
+            StageLayer::Head(_) => {
+                let v = self.part(model.vocab);
+                Bytes {
+                    saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
+                    kept: e * r * d,
+                    passing: e * t * (v + d) + a * t,
+                }
+            }
+        }
+    }
+
+    /// `stats` are the bytes of one norm's statistics.
+    fn block(&self, model: &ModelConfig, stats: u64) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let whole = if self.sequence_parallel { 2 * t * d } else { 0 };
+        let heads = self.part(model.heads);
+        // With fewer KV heads than ranks, neighbours hold the same one.
+        let kv_heads = (model.kv_heads / self.tp.0).max(1) as u64;
+        let (width, f) = (model.head_dim as u64, self.part(model.ffn));
+        let (q, k) = (heads * width, kv_heads * width);
+        let (mlp, attention) = (e * 3 * t * f, e * 2 * t * (q + k) + a * t * heads);
+        let mut bytes = Bytes {
+            saved: e * (2 * r * d + 2 * t * (d + q + k) + mlp_widths(model) as u64 * t * f)
+                + 2 * stats
+                + a * t * heads,
+            kept: e * (4 * r * d + whole),
+            passing: e * 2 * t * d + mlp.max(attention),
+        };
+        if model.architecture.qk_norm {
+            bytes.saved += e * t * (q + k) + a * t * (heads + kv_heads);
+            bytes.kept += e * t * (q + k);
+        }
+        bytes
+    }
+
+    /// Messages under way, and the buffers that some come in: of all chunks that have a neighbour.
+    fn boundaries(&self, layout: &Layout) -> u64 {
+        let places = (0..layout.chunks()).map(|chunk| layout.route().place(self.stage, chunk));
+        let neighbours = places.map(|p| u64::from(p > 0) + u64::from(p + 1 < layout.places()));
+        neighbours.sum::<u64>() * (IN_FLIGHT as u64 + 1) * self.e * self.r * self.d
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintet_collectives::DType;
+    use quintet_parallel_layers::Architecture;
+    use quintet_parallel_layers::pipeline::ScheduleKind;
+
+    fn model() -> ModelConfig {
+        ModelConfig {
+            vocab: 51,
+            hidden: 24,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 10,
+            ffn: 14,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            tied: true,
+            architecture: Architecture::LLAMA,
+        }
+    }
+
+    fn saved(layout: &Layout) -> Result<Vec<u64>, Error> {
+        let batch = Batch {
+            seq: 8,
+            micro_batch: 1,
+            global_batch: 8,
+        };
+        let types = WireTypes {
+            storage: DType::F32,
+            accumulation: DType::F32,
+        };
+        let ranks = activations(&model(), layout, &batch, types)?;
+        Ok(ranks.iter().map(|rank| rank.saved).collect())
+    }
+
+    #[test]
+    fn one_rank_is_the_closed_form() -> Result<(), Error> {
+        let one = saved(&Layout::single())?;
+        assert_eq!(
+            one.iter().map(|b| u128::from(*b)).collect::<Vec<_>>(),
+            [4 * microbatch(&model(), 8)]
+        );
+        assert_eq!(
+            microbatch(
+                &ModelConfig {
+                    vocab: usize::MAX,
+                    ..model()
+                },
+                usize::MAX
+            ),
+            u128::MAX
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_stage_holds_what_its_schedule_lets_it() -> Result<(), Error> {
+        let layout = |schedule| Layout {
+            pp: 4,
+            schedule,
+            ..Layout::single()
+        };
+        let (all, few) = (
+            saved(&layout(ScheduleKind::GPipe))?,
+            saved(&layout(ScheduleKind::OneFOneB))?,
+        );
+        // GPipe all 8, 1F1B p - s of them; the stages in the middle have one block each.
+        assert_eq!(all[1], all[2]);
+        assert_eq!(
+            [few[0], few[1], few[2], few[3]],
+            [all[0] / 2, all[1] / 8 * 3, all[2] / 4, all[3] / 8]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn sequence_parallelism_keeps_less_and_tp_never_more() -> Result<(), Error> {
+        let tp = Layout {
+            tp: 4,
+            ..Layout::single()
+        };
+        let (one, cut) = (saved(&Layout::single())?, saved(&tp)?);
+        let less = saved(&Layout {
+            sequence_parallel: true,
+            ..tp
+        })?;
+        assert!(
+            cut.iter()
+                .zip(&less)
+                .all(|(cut, less)| less < cut && *cut < one[0])
+        );
+        assert!(less.iter().sum::<u64>() >= one[0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! The activations worked out before a run, beside the bytes that its ranks count.
+
+mod common;
+
+use common::{cut, samples_of, small_job, with};
+use quintet_collectives::transport::local::World;
+use quintet_kernels::{Backend, Cpu, Tag};
+use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_planner::config::Layout;
+use quintet_planner::memory::activations;
+use quintet_ref_trainer::failure::Failure;
+use quintet_ref_trainer::job::Job;
+use quintet_ref_trainer::rank::{Begin, Rank};
+use quintet_ref_trainer::verify::wire_types;
+
+/// The most that each rank holds of activations in one step.
+fn counted(job: &Job) -> Vec<u64> {
+    let samples = samples_of(job);
+    let ranks = World::new(job.layout.world()).unwrap().go(|comm| {
+        let mut rank = Rank::<_, _, f64>::new(job, Cpu::new(1), comm, Begin::Random)?;
+        assert_eq!(rank.device.meter().now(Tag::Activation), 0);
+        rank.device.meter().reset_peak();
+        rank.accumulate(&samples, 1, false)?;
+        assert_eq!(rank.device.meter().now(Tag::Activation), 0);
+        Ok::<_, Failure>(rank.device.meter().peak(Tag::Activation) as u64)
+    });
+    ranks.unwrap()
+}
+
+/// Where the count lies between what is saved (0) and what is planned with (1), over the ranks.
+fn places(job: &Job) -> Vec<f64> {
+    let planned = activations(&job.model, &job.layout, &job.batch, wire_types(job)).unwrap();
+    let place = |(rank, (counted, plan)): (usize, (u64, _))| {
+        let quintet_planner::memory::Activations { saved, work } = plan;
+        let within = (saved..=saved + work).contains(&counted);
+        assert!(
+            within,
+            "rank {rank}: {counted} not in {saved} .. {saved} + {work}\n{:?}",
+            job.layout
+        );
+        (counted - saved) as f64 / work as f64
+    };
+    counted(job)
+        .into_iter()
+        .zip(planned)
+        .enumerate()
+        .map(place)
+        .collect()
+}
+
+#[test]
+fn every_rank_holds_what_was_worked_out() {
+    let mut seen = Vec::new();
+    for mesh in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (1, 2, 1),
+        (1, 4, 1),
+        (1, 1, 2),
+        (1, 1, 4),
+        (1, 2, 2),
+        (2, 2, 2),
+        (1, 4, 2),
+    ] {
+        for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+            for bucket_bytes in [1, 1 << 20] {
+                for sequence_parallel in [false, true] {
+                    let job = with(&cut(&small_job(), mesh), |l: &mut Layout| {
+                        (l.schedule, l.bucket_bytes) = (schedule, bucket_bytes);
+                        l.sequence_parallel = sequence_parallel;
+                    });
+                    seen.extend(places(&job));
+                }
+            }
+        }
+    }
+    let job = with(&cut(&small_job(), (1, 1, 3)), |l| {
+        l.stage_layers = Some(vec![2, 1, 1])
+    });
+    seen.extend(places(&job));
+    let mean = seen.iter().sum::<f64>() / seen.len() as f64;
+    let most = seen.iter().fold(0.0_f64, |most, x| most.max(*x));
+    println!(
+        "{} ranks: of what backward may add, {:.0}% was used on average, {:.0}% at most",
+        seen.len(),
+        100.0 * mean,
+        100.0 * most
+    );
+    assert!(mean > 0.3, "a bound three times too high is none: {mean}");
+}
