@@ -690,6 +690,9 @@ proptest! {
                 prop_assert_eq!(back, job);
             }
             Ok(Command::Convert(_)) => {}
+            Ok(Command::Launch { ranks, command }) => {
+                prop_assert!(ranks > 0 && !command.is_empty());
+            }
             Ok(Command::Print(text)) => prop_assert!(!text.is_empty()),
             Err(failure) => {
                 prop_assert!(matches!(failure.exit, Exit::Usage | Exit::Data));
