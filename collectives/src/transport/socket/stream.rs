@@ -140,7 +140,7 @@ impl Stream {
 }
 
 /// Bytes that a unix socket may hold, where the system allows.
-const UNIX_BUFFER: usize = 1 << 20;
+const UNIX_BUFFER: usize = 4 << 20;
 
 /// How long sent bytes may stay unacknowledged on a control connection.
 #[cfg(target_os = "linux")]
