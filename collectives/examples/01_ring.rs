@@ -2,10 +2,10 @@
 //!
 //! `cargo run -p quintet-collectives --example 01_ring`
 
-use quintet_collectives::plan::check;
 use quintet_collectives::{
     Algorithm, CollectiveShape, DType, Order, Plan, ReduceOp, Result, World,
 };
+use quintet_collectives::{cost::Model, plan::check};
 
 fn main() -> Result<()> {
     let plan = Plan::new(CollectiveShape::AllReduce { len: 10 }, Algorithm::Ring, 4)?;
@@ -17,9 +17,12 @@ fn main() -> Result<()> {
         2 * 3 * 10 * 4
     );
 
-    // Long enough that Order::Any chooses the ring.
+    let model = Model {
+        overrides: "all_reduce:ring".parse()?,
+        ..Model::default()
+    };
     let sums = World::run(4, |comm| {
-        let comm = comm.with_order(Order::Any);
+        let comm = comm.with_order(Order::Any).with_model(model.clone());
         let mut x = vec![comm.rank() as f32 + 1.0; 1 << 16];
         comm.all_reduce(&mut x, ReduceOp::Sum)?;
         Ok((x[0], comm.stats()))

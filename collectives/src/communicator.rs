@@ -23,8 +23,9 @@ use std::{
 
 use crate::{
     DType, Element, Error, Order, ProcessGroup, ReduceOp, Result,
+    cost::Model,
     performer::{View, fits},
-    plan::{CollectiveShape as Shape, Plan},
+    plan::CollectiveShape as Shape,
     transport::{Site, Transport},
 };
 
@@ -47,6 +48,7 @@ pub struct Communicator<T: Transport + Send + 'static> {
     name: String,
     order: Order,
     deadline: Duration,
+    model: Arc<Model>,
 }
 
 /// How long a wait may take unless [`Communicator::with_deadline`] says otherwise.
@@ -65,6 +67,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             name: transport.name().to_string(),
             order: Order::default(),
             deadline: DEFAULT_DEADLINE,
+            model: Arc::default(),
             core: Core::new(transport),
         }
     }
@@ -81,6 +84,44 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
+    }
+
+    /// The same with another model for choosing plans; all ranks must agree. Sub-groups take the
+    /// part of it that is theirs.
+    ///
+    /// ```
+    /// use quintet_collectives::{Order, ReduceOp, World, cost::Model};
+    /// let model = Model { overrides: "all_reduce:ring".parse()?, ..Model::default() };
+    /// World::run(3, |comm| {
+    ///     let comm = comm.with_order(Order::Any).with_model(model.clone());
+    ///     comm.all_reduce(&mut [1.0f32; 10], ReduceOp::Sum)?;
+    ///     assert_eq!(comm.stats().messages, 2 * 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_model(mut self, model: impl Into<Arc<Model>>) -> Self {
+        self.model = model.into();
+        self
+    }
+
+    /// The model that chooses plans.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What a part of this group inherits.
+    fn heir(&self, transport: T, members: &[usize]) -> Self {
+        let model = match self.model.topology {
+            Some(_) => Arc::new(self.model.among(members)),
+            None => Arc::clone(&self.model),
+        };
+        Self::new(transport)
+            .with_order(self.order)
+            .with_deadline(self.deadline)
+            .with_model(model)
     }
 
     /// My place in the group.
@@ -139,7 +180,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// # Errors
     /// [`Error::Layout`] where the group holds a rank that this communicator lacks.
     pub fn subgroup(&self, group: &ProcessGroup, name: &str) -> Result<Self> {
-        let members: Result<Vec<usize>> = group
+        let members = group
             .ranks()
             .iter()
             .map(|&global| {
@@ -150,13 +191,11 @@ impl<T: Transport + Send + 'static> Communicator<T> {
                     ))
                 })
             })
-            .collect();
+            .collect::<Result<Vec<usize>>>()?;
         let transport = self
             .core
-            .visit(|link| link.transport.subgroup(&members?, name))?;
-        Ok(Self::new(transport)
-            .with_order(self.order)
-            .with_deadline(self.deadline))
+            .visit(|link| link.transport.subgroup(&members, name))?;
+        Ok(self.heir(transport, &members))
     }
 
     /// The communicators of all ranks that gave the same `color`, ordered by `key`, then rank.
@@ -178,9 +217,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         let transport = self
             .core
             .visit(|link| link.transport.subgroup(&members, &name))?;
-        Ok(Self::new(transport)
-            .with_order(self.order)
-            .with_deadline(self.deadline))
+        Ok(self.heir(transport, &members))
     }
 
     /// Every rank's `buffer` becomes the fold of all.
@@ -486,7 +523,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
 
     #[track_caller]
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
-        let plan = Plan::chosen(shape, self.world(), dtype, self.order)?;
+        let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
         Ok(Run {
             plan,
             dtype,

@@ -46,6 +46,22 @@ pub enum Error {
         /// Why it is refused.
         reason: String,
     },
+    /// An override string that says nothing possible.
+    #[error("override {text:?}: {reason}")]
+    Override {
+        /// The string.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A text of constants that cannot be read.
+    #[error("constants, line {line}: {reason}")]
+    Constants {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Two ranks of a group called different collectives at the same place in their order of
     /// calls. Every rank of the group gets this error, those that exchange nothing included.
     #[error(

@@ -1,5 +1,5 @@
-//! Collectives as checkable plans: groups, meshes, placements, ring, tree, pairwise and direct
-//! algorithms, and transports that never hang in silence.
+//! Collectives as checkable plans: groups, meshes, placements, nine families of algorithms, a model
+//! that chooses among them, and transports that never hang in silence.
 //!
 //! ```text
 //!              plan (pure data)                         perform (a dull loop)
@@ -10,9 +10,9 @@
 //!              onto what the next rank has         local (threads), socket (processes), sim, yours
 //! ```
 //!
-//! Read in this order: [`chunk`], [`element`], [`group`], [`plan`] (the table of rounds and bytes),
-//! [`order`] (which plan when), [`plan::check`], [`transport`], [`performer`], [`communicator`],
-//! [`transport::local`]. For processes: [`environment`], [`store`], [`process`],
+//! Read in this order: [`chunk`], [`element`], [`group`], [`order`], [`plan`] (the tables of rounds,
+//! bytes and fold orders), [`plan::check`], [`cost`] (which plan when), [`transport`], [`performer`],
+//! [`communicator`], [`transport::local`]. For processes: [`environment`], [`store`], [`process`],
 //! [`transport::socket`], [`launch`].
 //!
 //! # Words
@@ -22,6 +22,7 @@
 //! * **chunk**: the part of a buffer that belongs to one rank; ragged and empty ones are legal.
 //! * **plan**, **round**: what every rank does, in steps; all messages of a round are posted at once.
 //! * **fold**: to combine contributions; **partial**: a fold that is not complete.
+//! * **piece**: a part of a message that goes through a pipelined plan one round after the last.
 //! * **slot**: where a contribution is kept apart until its owner folds it in rank order.
 //! * **call**: one rank's next collective; **mismatch**: two ranks whose calls differ.
 //! * **run**, **generation**: processes that belong together; how often they were put together anew.
@@ -41,6 +42,7 @@ extern crate std;
 pub mod chunk;
 #[cfg(feature = "std")]
 pub mod communicator;
+pub mod cost;
 pub mod element;
 #[cfg(feature = "std")]
 pub mod environment;

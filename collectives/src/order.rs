@@ -1,14 +1,8 @@
-//! Which algorithm performs an operation: a pure function of values that are equal on all ranks.
-//!
-//! ```text
-//!                   world x bytes <= 32 KiB       above
-//! Order::Rank        direct                        pairwise
-//! Order::Any         direct (tree above 16 ranks)  ring
-//! ```
+//! How a sum may be folded, and the families of plans.
 
 use core::fmt;
 
-use crate::plan::Operation;
+use crate::{cost::Model, plan::Operation};
 
 /// How a sum may be folded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -17,8 +11,8 @@ pub enum Order {
     /// the algorithm, transport and length.
     #[default]
     Rank,
-    /// Any plan. Its bits are fixed by plan, world and length, never by timing, and equal on all
-    /// ranks; they need not equal the serial loop's.
+    /// Any plan. Its bits are fixed by plan, world and chunk length, never by timing, and equal on
+    /// all ranks; they need not equal the serial loop's.
     Any,
 }
 
@@ -46,17 +40,39 @@ pub enum Algorithm {
     Direct,
     /// Each pair exchanges what the one has and the other needs.
     Pairwise,
-    /// Chunks travel round a ring.
+    /// Chunks travel round a ring, or down a chain.
     Ring,
     /// A binomial tree.
     Tree,
+    /// In round k each rank exchanges all it has with the rank 2^k away.
+    RecursiveDoubling,
+    /// Halves of what is left are exchanged and folded, then gathered the way back (Rabenseifner).
+    HalvingDoubling,
+    /// In round k each rank sends to the one 2^k to its left or right; any world takes
+    /// ceil(log2 n) rounds (Bruck; for a barrier: dissemination).
+    Bruck,
+    /// Two binary trees, each for one half of the buffer; no rank is inner in both (Sanders, Speck
+    /// and Traeff).
+    DoubleTree,
+    /// First among the ranks of a host, then among hosts, or the other way round.
+    TwoLevel,
 }
 
 impl Algorithm {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Direct, Self::Pairwise, Self::Ring, Self::Tree];
+    /// All of them, in the order in which ties are broken.
+    pub const ALL: [Self; 9] = [
+        Self::Direct,
+        Self::Pairwise,
+        Self::Ring,
+        Self::Tree,
+        Self::RecursiveDoubling,
+        Self::HalvingDoubling,
+        Self::Bruck,
+        Self::DoubleTree,
+        Self::TwoLevel,
+    ];
 
-    /// The lower-case name.
+    /// The lower-case name, as override strings have it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,6 +80,11 @@ impl Algorithm {
             Self::Pairwise => "pairwise",
             Self::Ring => "ring",
             Self::Tree => "tree",
+            Self::RecursiveDoubling => "recursive_doubling",
+            Self::HalvingDoubling => "halving_doubling",
+            Self::Bruck => "bruck",
+            Self::DoubleTree => "double_tree",
+            Self::TwoLevel => "two_level",
         }
     }
 }
@@ -74,8 +95,8 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The algorithm for `op` on `bytes` (of the whole, see [`crate::plan::CollectiveShape::len`])
-/// over `world` ranks.
+/// The algorithm for `op` on `bytes` of f32 (of the whole, see
+/// [`crate::plan::CollectiveShape::len`]) over `world` ranks: the choice of [`Model::default`].
 ///
 /// All ranks must choose alike, so the arguments are only what is equal on all of them by
 /// contract. Under [`Order::Rank`] every plan chosen folds in rank order.
@@ -84,30 +105,9 @@ impl fmt::Display for Algorithm {
 /// use quintet_collectives::{Algorithm, Order, choose, plan::Operation};
 /// assert_eq!(choose(Operation::AllReduce, 64, 8, Order::Rank), Algorithm::Direct);
 /// assert_eq!(choose(Operation::AllReduce, 1 << 20, 8, Order::Rank), Algorithm::Pairwise);
-/// assert_eq!(choose(Operation::AllReduce, 1 << 20, 8, Order::Any), Algorithm::Ring);
+/// assert_eq!(choose(Operation::AllReduce, 1 << 20, 64, Order::Any), Algorithm::HalvingDoubling);
 /// ```
 #[must_use]
-pub const fn choose(op: Operation, bytes: usize, world: usize, order: Order) -> Algorithm {
-    let small = bytes.saturating_mul(world) <= DIRECT_BYTES;
-    let few = world <= DIRECT_WORLD;
-    match (op, order) {
-        (Operation::AllReduce, Order::Rank) if small => Algorithm::Direct,
-        (Operation::AllReduce, Order::Rank) => Algorithm::Pairwise,
-        (Operation::AllReduce, Order::Any) if small && few => Algorithm::Direct,
-        (Operation::AllReduce, Order::Any) if small => Algorithm::Tree,
-        (Operation::ReduceScatter | Operation::AllGather, Order::Any) if !small => Algorithm::Ring,
-        (Operation::AllReduce, Order::Any) => Algorithm::Ring,
-        (Operation::ReduceScatter | Operation::AllGather, _) => Algorithm::Pairwise,
-        (Operation::Reduce, Order::Any) if !few => Algorithm::Tree,
-        (Operation::Broadcast | Operation::Barrier, _) if !few => Algorithm::Tree,
-        (Operation::AllToAll | Operation::AllToAllV, _) => Algorithm::Pairwise,
-        _ => Algorithm::Direct,
-    }
+pub fn choose(op: Operation, bytes: usize, world: usize, order: Order) -> Algorithm {
+    Model::default().choose_even(op, bytes, world, order)
 }
-
-/// Up to here (bytes received by one rank when everybody sends everything) one more round costs
-/// more than the bytes it saves.
-const DIRECT_BYTES: usize = 32 << 10;
-
-/// Up to here one rank may post a message to everybody at once.
-const DIRECT_WORLD: usize = 16;

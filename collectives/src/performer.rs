@@ -8,221 +8,21 @@
 //!
 //! The same code serves threads that park and the simulation, which polls all ranks in turn.
 
-use alloc::{
-    collections::VecDeque,
-    format,
-    string::{String, ToString},
-    vec,
-    vec::Vec,
-};
+mod link;
+mod view;
+
+pub use link::Link;
+pub use view::View;
+
+use alloc::{collections::VecDeque, format, string::String, vec, vec::Vec};
 use core::ops::Range;
 
 use crate::{
     Element, Error, ReduceOp, Result,
     element::{finish, fold, fold_ranks, widen},
-    plan::{Action, Local, Plan, Recv, Round, What},
+    plan::{Action, Local, Part, Place, Plan, Recv, Round, What},
     transport::{Call, Message, Tag, Transport, Wait},
 };
-
-/// A transport with what this side keeps beside it: spare storage and counts.
-#[derive(Debug)]
-pub struct Link<T> {
-    /// The endpoint.
-    pub transport: T,
-    /// Payload bytes handed over so far.
-    pub bytes: u64,
-    /// Messages handed over so far.
-    pub messages: u64,
-    spare: Vec<Vec<u64>>,
-}
-
-impl<T: Transport> Link<T> {
-    /// A link with nothing sent yet.
-    pub fn new(transport: T) -> Self {
-        Self {
-            transport,
-            bytes: 0,
-            messages: 0,
-            spare: Vec::new(),
-        }
-    }
-
-    /// Hands over `message`, counted, or gives it back.
-    ///
-    /// # Errors
-    /// Those of [`Transport::try_send`].
-    pub fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
-        let bytes = message.bytes() as u64;
-        let refused = self.transport.try_send(to, message)?;
-        if refused.is_none() {
-            self.bytes += bytes;
-            self.messages += 1;
-        }
-        Ok(refused)
-    }
-
-    /// Sends `elements` from where they lie, counted, if the transport can.
-    ///
-    /// # Errors
-    /// Those of [`Transport::send_bytes`].
-    pub fn send_from<E: Element>(&mut self, to: usize, tag: Tag, elements: &[E]) -> Result<bool> {
-        let bytes = bytemuck::cast_slice(elements);
-        let sent = self.transport.send_bytes(to, tag, E::DTYPE, bytes)?;
-        if sent {
-            self.bytes += bytes.len() as u64;
-            self.messages += 1;
-        }
-        Ok(sent)
-    }
-
-    /// A message from `from` that must hold `len` elements of `E`.
-    ///
-    /// # Errors
-    /// Those of [`Transport::try_recv`], and [`Error::Message`] for another length or type.
-    pub fn try_recv<E: Element>(
-        &mut self,
-        from: usize,
-        tag: Tag,
-        len: usize,
-        op: &'static str,
-    ) -> Result<Option<Message>> {
-        let Some(message) = self.transport.try_recv(from, tag)? else {
-            return Ok(None);
-        };
-        if message.dtype == E::DTYPE && message.len() == len {
-            return Ok(Some(message));
-        }
-        Err(Error::Message {
-            group: self.transport.name().to_string(),
-            rank: self.transport.global(self.transport.rank()),
-            peer: self.transport.global(from),
-            op,
-            expected: format!("{} x {len}", E::DTYPE),
-            got: format!("{} x {}", message.dtype, message.len()),
-        })
-    }
-
-    /// The smallest storage of an earlier message that holds `bytes`, or a new one.
-    pub fn storage(&mut self, bytes: usize) -> Vec<u64> {
-        let words = bytes.div_ceil(8);
-        let fits = self
-            .spare
-            .iter()
-            .enumerate()
-            .filter(|(_, spare)| spare.capacity() >= words);
-        match fits
-            .min_by_key(|(_, spare)| spare.capacity())
-            .map(|(at, _)| at)
-        {
-            Some(at) => self.spare.swap_remove(at),
-            // Growing a small one would copy what nobody wants.
-            None => Vec::new(),
-        }
-    }
-
-    /// Keeps the storage of a finished message; of too many the smallest goes.
-    pub fn recycle(&mut self, message: Message) {
-        let Some(storage) = self.transport.recycle(message.into_storage()) else {
-            return;
-        };
-        self.spare.push(storage);
-        if self.spare.len() > SPARE {
-            let sizes = self.spare.iter().enumerate();
-            let smallest = sizes
-                .min_by_key(|(_, spare)| spare.capacity())
-                .map(|(at, _)| at);
-            smallest.map(|at| self.spare.swap_remove(at));
-        }
-    }
-}
-
-/// Storages kept for reuse; more than the messages of one round of a world of this size.
-const SPARE: usize = 32;
-
-/// The memory of one operation on one rank.
-#[derive(Debug)]
-pub enum View<'a, E> {
-    /// Input and output lie apart.
-    Apart {
-        /// Read only.
-        input: &'a [E],
-        /// Written.
-        output: &'a mut [E],
-    },
-    /// Input and output are parts of one buffer, which may overlap.
-    Whole {
-        /// The buffer.
-        buffer: &'a mut [E],
-        /// Where the input lies in it.
-        input: Range<usize>,
-        /// Where the output lies in it.
-        output: Range<usize>,
-    },
-}
-
-impl<E: Element> View<'_, E> {
-    fn input(&self, range: Range<usize>) -> &[E] {
-        match self {
-            Self::Apart { input, .. } => &input[range],
-            Self::Whole { buffer, input, .. } => &buffer[input.clone()][range],
-        }
-    }
-
-    fn output(&self, range: Range<usize>) -> &[E] {
-        match self {
-            Self::Apart { output, .. } => &output[range],
-            Self::Whole { buffer, output, .. } => &buffer[output.clone()][range],
-        }
-    }
-
-    fn output_mut(&mut self, range: Range<usize>) -> &mut [E] {
-        match self {
-            Self::Apart { output, .. } => &mut output[range],
-            Self::Whole { buffer, output, .. } => &mut buffer[output.clone()][range],
-        }
-    }
-
-    fn copy(&mut self, from: Range<usize>, at: usize) {
-        match self {
-            Self::Apart { input, output } => {
-                output[at..at + from.len()].copy_from_slice(&input[from]);
-            }
-            Self::Whole {
-                buffer,
-                input,
-                output,
-            } => {
-                let from = input.start + from.start..input.start + from.end;
-                let to = output.start + at;
-                if from.start != to {
-                    buffer.copy_within(from, to);
-                }
-            }
-        }
-    }
-
-    /// All of the input and all of the output.
-    #[must_use]
-    pub fn slices(&self) -> (&[E], &[E]) {
-        let (input, output) = self.lens();
-        (self.input(0..input), self.output(0..output))
-    }
-
-    /// All of the output.
-    #[must_use]
-    pub fn output_all(&mut self) -> &mut [E] {
-        let (_, output) = self.lens();
-        self.output_mut(0..output)
-    }
-
-    /// Elements of input and output.
-    fn lens(&self) -> (usize, usize) {
-        match self {
-            Self::Apart { input, output } => (input.len(), output.len()),
-            Self::Whole { input, output, .. } => (input.len(), output.len()),
-        }
-    }
-}
 
 /// One rank's part of one collective, as far as it has got.
 #[derive(Debug)]
@@ -234,9 +34,13 @@ pub struct Performer {
     rounds: vec::IntoIter<Round>,
     outbox: VecDeque<(usize, Message)>,
     missing: Vec<Recv>,
+    /// Whether `missing` must be taken in some order.
+    ordered: bool,
     then: Option<Vec<Local>>,
     kept: Vec<Option<Message>>,
-    partial: Option<Message>,
+    partials: Vec<(Range<usize>, Message)>,
+    /// Elements on their way to other ranks.
+    stash: Option<Message>,
 }
 
 impl Performer {
@@ -268,9 +72,11 @@ impl Performer {
             rounds: rounds.into_iter(),
             outbox: VecDeque::new(),
             missing: Vec::new(),
+            ordered: false,
             then: None,
             kept: Vec::new(),
-            partial: None,
+            partials: Vec::new(),
+            stash: None,
         })
     }
 
@@ -303,8 +109,8 @@ impl Performer {
     /// What the rank waits for, after a poll that was not the last.
     pub fn wait(&self, wait: &mut Wait) {
         let tag = Tag::Collective(self.call.sequence);
-        wait.recv
-            .extend(self.missing.iter().map(|recv| (recv.from, tag)));
+        let due = (0..self.missing.len()).filter(|&i| self.due(i));
+        wait.recv.extend(due.map(|i| (self.missing[i].from, tag)));
         wait.send.extend(self.outbox.iter().map(|(to, _)| *to));
         if self.missing.is_empty() && self.outbox.is_empty() {
             wait.confirm = Some(self.call.sequence);
@@ -339,42 +145,129 @@ impl Performer {
         view: &View<'_, E>,
     ) -> Result<()> {
         let tag = Tag::Collective(self.call.sequence);
+        self.ordered = round.recvs.len() > 1 && round.ordered();
         for send in round.sends {
-            let elements = match send.what {
-                What::Input(range) => view.input(range),
-                What::Output(range) => view.output(range),
-                What::Partial(range) => {
-                    let message = match self.partial.take() {
-                        Some(partial) => partial,
-                        None => widened(tag, view.input(range), link),
-                    };
-                    self.outbox.push_back((send.to, message));
-                    continue;
-                }
+            let lying = match &send.what {
+                What::Input(range) => Some(view.input(range.clone())),
+                What::Output(range) => Some(view.output(range.clone())),
+                _ => None,
             };
             // What waits for room keeps its place before what comes after it.
-            let waits = self.outbox.iter().any(|(to, _)| *to == send.to);
-            if waits || !link.send_from(send.to, tag, elements)? {
-                let message = copied(tag, elements, link);
-                self.outbox.push_back((send.to, message));
+            if let Some(elements) = lying
+                && !self.outbox.iter().any(|(to, _)| *to == send.to)
+                && link.send_from(send.to, tag, elements)?
+            {
+                continue;
             }
+            let message = match send.what {
+                What::Input(range) => copied(tag, view.input(range), link),
+                What::Output(range) => copied(tag, view.output(range), link),
+                What::Partial(range) => self.give(&range, tag, link, view),
+                What::Shared(range) => match self.holding(&range) {
+                    Some((at, part)) => {
+                        copied(tag, &self.partials[at].1.elements::<E::Wide>()[part], link)
+                    }
+                    None => widened(tag, view.input(range), link),
+                },
+                What::Finished(range) => {
+                    let partial = self.give(&range, tag, link, view);
+                    let storage = link.storage(range.len() * E::DTYPE.bytes());
+                    let mut message = Message::zeroed::<E>(tag, range.len(), storage);
+                    finish(
+                        self.redop,
+                        self.world,
+                        message.elements_mut::<E>(),
+                        partial.elements(),
+                    );
+                    link.recycle(partial);
+                    message
+                }
+                What::Parts(parts) => self.collected(&parts, tag, link, view),
+            };
+            self.outbox.push_back((send.to, message));
         }
         self.missing = round.recvs;
         self.then = Some(round.then);
         Ok(())
     }
 
+    /// The partial of `range` (where none is held: this range of the input), no longer held.
+    fn give<E: Element, T: Transport>(
+        &mut self,
+        range: &Range<usize>,
+        tag: Tag,
+        link: &mut Link<T>,
+        view: &View<'_, E>,
+    ) -> Message {
+        match self.holding(range) {
+            Some((at, _)) if self.partials[at].0 == *range => {
+                let (_, mut partial) = self.partials.swap_remove(at);
+                partial.tag = tag;
+                partial
+            }
+            Some((at, part)) => copied(tag, &self.partials[at].1.elements::<E::Wide>()[part], link),
+            None => widened(tag, view.input(range.clone()), link),
+        }
+    }
+
+    /// The partial that holds all of `range`, and where in it.
+    fn holding(&self, range: &Range<usize>) -> Option<(usize, Range<usize>)> {
+        let holds = |(held, _): &(Range<usize>, Message)| {
+            held.start <= range.start && range.end <= held.end
+        };
+        let at = self.partials.iter().position(holds)?;
+        let start = self.partials[at].0.start;
+        Some((at, range.start - start..range.end - start))
+    }
+
+    fn collected<E: Element, T: Transport>(
+        &self,
+        parts: &[Part],
+        tag: Tag,
+        link: &mut Link<T>,
+        view: &View<'_, E>,
+    ) -> Message {
+        let len = parts.iter().map(|part| part.range.len()).sum();
+        let mut message = Message::zeroed::<E>(tag, len, link.storage(len * E::DTYPE.bytes()));
+        let mut rest = message.elements_mut::<E>();
+        for Part { place, range } in parts {
+            let (head, tail) = rest.split_at_mut(range.len());
+            rest = tail;
+            let range = range.clone();
+            match (place, &self.stash) {
+                (Place::Input, _) => head.copy_from_slice(view.input(range)),
+                (Place::Output, _) => head.copy_from_slice(view.output(range)),
+                (Place::Stash, Some(stash)) => head.copy_from_slice(&stash.elements::<E>()[range]),
+                (Place::Stash, None) => {}
+            }
+        }
+        message
+    }
+
     fn push_out<T: Transport>(&mut self, link: &mut Link<T>) -> Result<()> {
-        // One that finds no room does not hold up the others.
+        // One that finds no room does not hold up the others, but those to the same peer.
+        let mut full: Vec<usize> = Vec::new();
         for _ in 0..self.outbox.len() {
             let Some((to, message)) = self.outbox.pop_front() else {
                 break;
             };
-            if let Some(refused) = link.try_send(to, message)? {
+            let refused = if full.contains(&to) {
+                Some(message)
+            } else {
+                link.try_send(to, message)?
+            };
+            if let Some(refused) = refused {
+                full.push(to);
                 self.outbox.push_back((to, refused));
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing that must come before missing receipt `i` is missing.
+    fn due(&self, i: usize) -> bool {
+        let recv = &self.missing[i];
+        !self.ordered || !self.missing[..i].iter().any(|earlier| recv.after(earlier))
     }
 
     fn take_in<E: Element, T: Transport>(
@@ -389,9 +282,12 @@ impl Performer {
         let mut i = 0;
         while i < self.missing.len() {
             let recv = &self.missing[i];
-            let message = match recv.action {
-                Action::Fold(_) => link.try_recv::<E::Wide>(recv.from, tag, recv.len, op)?,
-                _ => link.try_recv::<E>(recv.from, tag, recv.len, op)?,
+            let message = if !self.due(i) {
+                None
+            } else if recv.action.wide() {
+                link.try_recv::<E::Wide>(recv.from, tag, recv.len, op)?
+            } else {
+                link.try_recv::<E>(recv.from, tag, recv.len, op)?
             };
             match message {
                 Some(message) => {
@@ -421,20 +317,98 @@ impl Performer {
                 self.kept.resize_with(self.world, || None);
                 self.kept[recv.from] = Some(message);
             }
-            Action::Fold(own) => match &mut self.partial {
-                Some(partial) => {
-                    fold::<E::Wide>(self.redop, partial.elements_mut(), message.elements());
-                    link.recycle(message);
+            Action::Fold(range) => {
+                let op = self.redop;
+                let partial = self.partial(range, message.tag, link, view);
+                fold::<E::Wide>(op, partial, message.elements());
+                link.recycle(message);
+            }
+            Action::FoldLeft(range) => self.fold_left(range, message, link, view),
+            Action::FoldRaw(ranges) => {
+                let (op, mut rest) = (self.redop, message.elements::<E>());
+                for range in ranges {
+                    let (head, tail) = rest.split_at(range.len());
+                    rest = tail;
+                    let partial = self.partial(range, message.tag, link, view);
+                    fold::<E>(op, partial, head);
                 }
-                None => {
-                    // Own input is the left operand.
-                    let mut partial = widened(message.tag, view.input(own), link);
-                    fold::<E::Wide>(self.redop, partial.elements_mut(), message.elements());
-                    link.recycle(message);
-                    self.partial = Some(partial);
+                link.recycle(message);
+            }
+            Action::Parts(parts) => {
+                let mut rest = message.elements::<E>();
+                for Part { place, range } in parts {
+                    let (head, tail) = rest.split_at(range.len());
+                    rest = tail;
+                    match place {
+                        Place::Output => view.output_mut(range).copy_from_slice(head),
+                        _ => self.stashed(range).copy_from_slice(head),
+                    }
                 }
-            },
+                link.recycle(message);
+            }
         }
+    }
+
+    /// The accumulators of `range`, made from the input where none are held.
+    fn partial<E: Element, T: Transport>(
+        &mut self,
+        range: Range<usize>,
+        tag: Tag,
+        link: &mut Link<T>,
+        view: &View<'_, E>,
+    ) -> &mut [E::Wide] {
+        let (at, part) = match self.holding(&range) {
+            Some(held) => held,
+            None => {
+                let message = widened(tag, view.input(range.clone()), link);
+                let part = 0..range.len();
+                self.partials.push((range, message));
+                (self.partials.len() - 1, part)
+            }
+        };
+        &mut self.partials[at].1.elements_mut::<E::Wide>()[part]
+    }
+
+    /// The message op the partial; the message becomes the partial where it can.
+    fn fold_left<E: Element, T: Transport>(
+        &mut self,
+        range: Range<usize>,
+        mut message: Message,
+        link: &mut Link<T>,
+        view: &View<'_, E>,
+    ) {
+        let sum = message.elements_mut::<E::Wide>();
+        match self.holding(&range) {
+            None => {
+                fold::<E>(self.redop, sum, view.input(range.clone()));
+                self.partials.push((range, message));
+            }
+            Some((at, part)) => {
+                let (held, partial) = &mut self.partials[at];
+                let own = &mut partial.elements_mut::<E::Wide>()[part];
+                fold::<E::Wide>(self.redop, sum, own);
+                if *held == range {
+                    core::mem::swap(partial, &mut message);
+                } else {
+                    own.copy_from_slice(sum);
+                }
+                link.recycle(message);
+            }
+        }
+    }
+
+    /// A range of the stash, which grows to hold it.
+    fn stashed<E: Element>(&mut self, range: Range<usize>) -> &mut [E] {
+        let tag = Tag::Collective(self.call.sequence);
+        let stash = match self.stash.take() {
+            Some(stash) if stash.len() >= range.end => stash,
+            stash => {
+                let len = stash.as_ref().map_or(0, Message::len).max(range.end);
+                let storage = stash.map_or_else(Vec::new, Message::into_storage);
+                Message::zeroed::<E>(tag, len, storage)
+            }
+        };
+        &mut self.stash.insert(stash).elements_mut::<E>()[range]
     }
 
     fn work<E: Element, T: Transport>(
@@ -446,29 +420,26 @@ impl Performer {
         match local {
             Local::Copy { input, at } => view.copy(input, at),
             Local::FoldRanks { input, at } => {
-                let (me, len) = (self.rank, input.len());
-                let mut ctx = (view, &self.kept);
-                fold_ranks::<E, _>(
-                    self.redop,
-                    self.world,
-                    len,
-                    &mut ctx,
-                    |(view, kept), rank, from, n| match kept.get(rank).and_then(Option::as_ref) {
-                        Some(message) if rank != me => &message.elements()[from..from + n],
-                        _ => view.input(input.start + from..input.start + from + n),
-                    },
-                    |(view, _), from, n| view.output_mut(at + from..at + from + n),
-                );
-                for message in self.kept.drain(..).flatten() {
+                let kept = core::mem::take(&mut self.kept);
+                self.fold_apart(input, at, view, |rank, from, n| {
+                    let message = kept.get(rank).and_then(Option::as_ref)?;
+                    Some(&message.elements::<E>()[from..from + n])
+                });
+                for message in kept.into_iter().flatten() {
                     link.recycle(message);
                 }
             }
+            Local::FoldStash { input, at } => {
+                let (len, stash) = (input.len(), self.stash.take());
+                self.fold_apart(input, at, view, |rank, from, n| {
+                    let at = rank * len + from;
+                    stash.as_ref()?.elements::<E>().get(at..at + n)
+                });
+                stash.into_iter().for_each(|stash| link.recycle(stash));
+            }
             Local::Finish { input, at } => {
                 let len = input.len();
-                let partial = match self.partial.take() {
-                    Some(partial) => partial,
-                    None => widened(Tag::User(0), view.input(input), link),
-                };
+                let partial = self.give(&input, Tag::User(0), link, view);
                 finish(
                     self.redop,
                     self.world,
@@ -478,6 +449,32 @@ impl Performer {
                 link.recycle(partial);
             }
         }
+    }
+
+    /// The left fold in rank order of own input and of what `part(rank, at, len)` shows.
+    fn fold_apart<'m, E: Element>(
+        &self,
+        input: Range<usize>,
+        at: usize,
+        view: &mut View<'_, E>,
+        part: impl Fn(usize, usize, usize) -> Option<&'m [E]>,
+    ) {
+        let (me, len) = (self.rank, input.len());
+        fold_ranks::<E, _>(
+            self.redop,
+            self.world,
+            len,
+            &mut (view, part),
+            |(view, part), rank, from, n| {
+                let other = if rank == me {
+                    None
+                } else {
+                    part(rank, from, n)
+                };
+                other.unwrap_or_else(|| view.input(input.start + from..input.start + from + n))
+            },
+            |(view, _), from, n| view.output_mut(at + from..at + from + n),
+        );
     }
 }
 

@@ -16,138 +16,135 @@
 //!
 //! # Rounds and bytes
 //!
-//! n ranks, L = ceil(log2 n), S the whole length, c_r the chunk of rank r, w the bytes of an
-//! element, a the bytes of its accumulator (4 for 16-bit floats, else w). `kids(r)` is the number
-//! of children of r in the binomial tree. Bytes are payload sent by rank r.
+//! n ranks, L = ceil(log2 n), p = 2^l the largest power of two in n, e = 2 where n is not p (else 0),
+//! S the whole length, c_r the chunk of rank r, w the bytes of an element, a the bytes of its
+//! accumulator (4 for 16-bit floats, else w). `kids(r)` is the number of children of r in the binomial
+//! tree. Bytes are payload sent by rank r; where n is not p, those of a rank that is not paired (the
+//! paired ones hand their part in before and get the result after, see `nodes.rs`).
 //!
-//! | operation      | algorithm | rounds | bytes sent by rank r |
-//! |----------------|-----------|--------|----------------------|
-//! | all_reduce     | direct    | 1      | (n-1) S w |
-//! |                | pairwise  | 2      | (S - c_r) w + (n-1) c_r w |
-//! |                | ring      | 2(n-1) | (S - c_r) a + (S - c_(r+1)) w |
-//! |                | tree      | 2L     | S a unless r = 0, + kids(r) S w |
-//! | reduce_scatter | pairwise  | 1      | (S - c_r) w |
-//! |                | ring      | n-1    | (S - c_r) a |
-//! | all_gather     | pairwise  | 1      | (n-1) c_r w |
-//! |                | ring      | n-1    | (S - c_(r+1)) w |
-//! | broadcast      | direct    | 1      | (n-1) S w at the root |
-//! |                | tree      | L      | kids(r) S w |
-//! | reduce         | direct    | 1      | S w, none at the root |
-//! |                | tree      | L      | S a, none at the root |
-//! | gather         | direct    | 1      | c_r w, none at the root |
-//! | scatter        | direct    | 1      | (S - c_root) w at the root |
-//! | all_to_all(_v) | pairwise  | 1      | all but what stays here |
-//! | barrier        | direct    | 1      | 0 (n-1 empty messages) |
-//! |                | tree      | L      | 0 (L empty messages, a dissemination) |
+//! | operation      | algorithm          | rounds | bytes sent by rank r |
+//! |----------------|--------------------|--------|----------------------|
+//! | all_reduce     | direct             | 1      | (n-1) S w |
+//! |                | pairwise           | 2      | (S - c_r) w + (n-1) c_r w |
+//! |                | ring               | 2(n-1) | (S - c_r) a + (S - c_(r+1)) w |
+//! |                | tree               | 2L     | S a unless r = 0, + kids(r) S w |
+//! |                | recursive_doubling | l + e  | l S a |
+//! |                | halving_doubling   | 2l + e | about (1 - 1/p) S (a + w) |
+//! |                | bruck              | L      | (n-1) S w |
+//! |                | double_tree        | 2 floor(log2 n) | at most S a + S w |
+//! |                | two_level          | 4      | within hosts (S - k_r) w, + (k_r - c_r) a, + (H-1) c_r w + (m-1) k_r w |
+//! | reduce_scatter | pairwise           | 1      | (S - c_r) w |
+//! |                | ring               | n-1    | (S - c_r) a |
+//! |                | halving_doubling   | l + e  | (S - c_r) a |
+//! |                | two_level          | 2      | (S - k_r) w + (k_r - c_r) a |
+//! | all_gather     | pairwise           | 1      | (n-1) c_r w |
+//! |                | ring               | n-1    | (S - c_(r+1)) w |
+//! |                | recursive_doubling | l + e  | the chunks gathered before each round, w each |
+//! |                | bruck              | L      | the same |
+//! |                | two_level          | 2      | (H-1) c_r w + (m-1) k_r w |
+//! | broadcast      | direct             | 1      | (n-1) S w at the root |
+//! |                | ring (a chain)     | n-1    | S w, none at its end |
+//! |                | tree               | L      | kids(r) S w |
+//! |                | double_tree        | floor(log2(n-1)) + 1 | at most S w |
+//! |                | two_level          | ceil(log2 H) + ceil(log2 m) | kids S w in both trees |
+//! | reduce         | direct             | 1      | S w, none at the root |
+//! |                | ring (a chain)     | n-1    | S a, none at the root |
+//! |                | tree               | L      | S a, none at the root |
+//! |                | double_tree        | floor(log2(n-1)) + 1 | S a, none at the root |
+//! |                | two_level          | ceil(log2 H) + ceil(log2 m) | S a, none at the root |
+//! | gather         | direct             | 1      | c_r w, none at the root |
+//! | scatter        | direct             | 1      | (S - c_root) w at the root |
+//! | all_to_all     | pairwise           | 1      | all but what stays here |
+//! |                | bruck              | L      | block j once for each bit set in j |
+//! |                | two_level          | 2      | all but what stays here, + m blocks for each rank carried, but own ones once |
+//! | all_to_all_v   | pairwise           | 1      | all but what stays here |
+//! | barrier        | direct             | 1      | 0 (n-1 empty messages) |
+//! |                | recursive_doubling | l + e  | 0 |
+//! |                | bruck              | L      | 0 (L empty messages, a dissemination) |
+//! |                | two_level          | ceil(log2 H) + 2 | 0 |
+//!
+//! Two-level: H hosts, the fullest with m ranks; k_r is c_r and the chunks that r carries for ranks
+//! elsewhere (`two_level.rs`). A level without peers is left out. With [`PlanSpec::chunk_len`] ring and
+//! trees send K pieces, each one round behind the last: K-1 rounds more, the same bytes.
 //!
 //! Summed over the ranks, pairwise and ring all_reduce both send 2(n-1) S w: the least there is.
+//!
+//! # Fold order
+//!
+//! direct, pairwise and bruck keep raw contributions apart until their owner folds them from left to
+//! right. The others fold on the way; what they compute for ranks 0..4, with brackets, elementwise:
+//!
+//! | algorithm | all_reduce of ranks 0 1 2 3 |
+//! |-----------|-----------------------------|
+//! | ring      | ((x1 + x2) + x3) + x0 for chunk 0, the next chunk one rank on |
+//! | tree      | (x0 + x1) + (x2 + x3) |
+//! | recursive_doubling, halving_doubling | (x0 + x1) + (x2 + x3); reduce_scatter (x0 + x2) + (x1 + x3) |
+//! | double_tree | (x0 + x1 + x2) + x3 in the first half; the second as numbered in `double_tree.rs` |
+//! | two_level | each host from the carrier on, then the hosts from the owner's on |
 
-use alloc::{format, string::ToString, vec, vec::Vec};
+use alloc::{format, vec::Vec};
 use core::ops::Range;
 
-use crate::{DType, Error, Result, chunk};
+use crate::{DType, Error, Result, chunk, cost::Model};
 
+mod bruck;
+mod bytes;
 pub mod check;
 mod direct;
+mod double_tree;
+mod doubling;
 mod draw;
+mod halving;
+mod hosts;
+mod nodes;
+mod offers;
 mod pairwise;
 mod ring;
 mod shape;
+mod steps;
 mod tree;
+mod two_level;
 
+use offers::refused;
+pub(crate) use offers::{offered, pipelines};
+
+pub use double_tree::{Seat, seats};
+pub use hosts::Hosts;
 pub use shape::{CollectiveShape, Operation};
+pub use steps::{Action, Local, Part, Place, Recv, Round, Send, What};
 
 pub use crate::order::{Algorithm, Order, choose};
-
-/// Messages and local work of one rank in one round. All messages of a round are posted at once.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Round {
-    /// What goes out.
-    pub sends: Vec<Send>,
-    /// What comes in.
-    pub recvs: Vec<Recv>,
-    /// What is done once everything of this round has come in.
-    pub then: Vec<Local>,
-}
-
-/// A message to a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Send {
-    /// Rank in the group.
-    pub to: usize,
-    /// What it carries.
-    pub what: What,
-}
-
-/// What a message carries; ranges count elements.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
-    /// Raw elements of the input.
-    Input(Range<usize>),
-    /// Elements of the output.
-    Output(Range<usize>),
-    /// The partial, as accumulators, which is thereby given away; where none is held, this
-    /// range of the input, widened.
-    Partial(Range<usize>),
-}
-
-/// A message from a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Recv {
-    /// Rank in the group.
-    pub from: usize,
-    /// Elements expected.
-    pub len: usize,
-    /// What is done with them.
-    pub action: Action,
-}
-
-/// What is done with a message on receipt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Becomes the output from this element on.
-    Store(usize),
-    /// The partial (where none is held: this range of the input) op the message becomes the partial.
-    Fold(Range<usize>),
-    /// Is kept in the sender's slot for [`Local::FoldRanks`].
-    Keep,
-}
-
-/// Local work at the end of a round.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Local {
-    /// This range of the input becomes the output from element `at` on.
-    Copy {
-        /// Elements of the input.
-        input: Range<usize>,
-        /// First element of the output.
-        at: usize,
-    },
-    /// Own input range and all kept messages, folded from left to right in rank order, rounded
-    /// once, become the output from element `at` on.
-    FoldRanks {
-        /// Own contribution.
-        input: Range<usize>,
-        /// First element of the output.
-        at: usize,
-    },
-    /// The partial (where none is held: this range of the input), rounded once, becomes the output
-    /// from element `at` on.
-    Finish {
-        /// Own contribution.
-        input: Range<usize>,
-        /// First element of the output.
-        at: usize,
-    },
-}
 
 /// In which order a plan folds the contributions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FoldOrder {
     /// From left to right by rank, as a serial loop would. Plans that fold nothing have it too.
     RankOrder,
-    /// Some order fixed by plan, world and length alone, never by timing.
+    /// Some order fixed by plan, world and length alone, never by timing; the table of this module
+    /// has it.
     Fixed,
+}
+
+/// What a plan is made from, beside its operation: the algorithm and its parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanSpec {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Ring and trees: messages of at most so many elements follow each other through the plan.
+    /// `None`: each message goes in one piece.
+    pub chunk_len: Option<usize>,
+    /// Two-level: which ranks share a host.
+    pub hosts: Option<Hosts>,
+}
+
+impl From<Algorithm> for PlanSpec {
+    fn from(algorithm: Algorithm) -> Self {
+        Self {
+            algorithm,
+            chunk_len: None,
+            hosts: None,
+        }
+    }
 }
 
 /// An operation, its counts, an algorithm and a world: what every rank does is now determined.
@@ -163,8 +160,14 @@ pub enum FoldOrder {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     shape: CollectiveShape,
-    algorithm: Algorithm,
+    spec: PlanSpec,
     world: usize,
+    /// Where each rank's chunk starts, and the end, where the shape has counts.
+    starts: Vec<usize>,
+    /// Of even chunks: the length of the shorter ones, and how many hold one element more.
+    even: (usize, usize),
+    /// How many pieces follow each other.
+    pieces: usize,
 }
 
 impl Plan {
@@ -174,31 +177,56 @@ impl Plan {
     /// [`Error::Plan`] where the algorithm does not offer the operation, counts are not one per
     /// rank, a root is no rank, or the world is empty.
     pub fn new(shape: CollectiveShape, algorithm: Algorithm, world: usize) -> Result<Self> {
-        let refuse = |reason: &str| {
-            Err(Error::Plan {
-                op: shape.operation().name(),
-                algorithm: algorithm.name(),
-                world,
-                reason: reason.to_string(),
-            })
-        };
-        if world == 0 {
-            return refuse("a group has at least one rank");
-        }
-        if let Some(reason) = shape.unfit(world) {
-            return refuse(&reason);
-        }
-        if !offered(shape.operation(), algorithm) {
-            return refuse("this algorithm does not offer the operation");
-        }
-        Ok(Self {
-            shape,
-            algorithm,
-            world,
-        })
+        Self::from_spec(shape, algorithm.into(), world)
     }
 
-    /// The plan a communicator performs: [`choose`] picks the algorithm.
+    /// The same with parameters.
+    ///
+    /// # Errors
+    /// As [`Plan::new`], and where a parameter is missing, or is not one of this algorithm.
+    ///
+    /// ```
+    /// use quintet_collectives::plan::{Algorithm, CollectiveShape, Hosts, Plan, PlanSpec, check};
+    /// let shape = CollectiveShape::AllReduce { len: 1000 };
+    /// let ring = PlanSpec { chunk_len: Some(64), ..Algorithm::Ring.into() };
+    /// check::check(&Plan::from_spec(shape.clone(), ring, 3)?)?;
+    /// let levels = PlanSpec { hosts: Some(Hosts::new(&[0, 0, 1])), ..Algorithm::TwoLevel.into() };
+    /// check::check(&Plan::from_spec(shape, levels, 3)?)?;
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    pub fn from_spec(shape: CollectiveShape, spec: PlanSpec, world: usize) -> Result<Self> {
+        if let Some(reason) = refused(&shape, &spec, world) {
+            return Err(Error::Plan {
+                op: shape.operation().name(),
+                algorithm: spec.algorithm.name(),
+                world,
+                reason,
+            });
+        }
+        let mut starts = Vec::new();
+        if !shape.counts().is_empty() {
+            starts.push(0);
+            starts.extend(shape.counts().iter().scan(0, |at, count| {
+                *at += count;
+                Some(*at)
+            }));
+        }
+        let len = shape.len(world);
+        let mut plan = Self {
+            shape,
+            spec,
+            world,
+            starts,
+            even: (len / world, len % world),
+            pieces: 1,
+        };
+        if let Some(chunk_len) = plan.spec.chunk_len.filter(|_| world > 1) {
+            plan.pieces = plan.cut_len().div_ceil(chunk_len).max(1);
+        }
+        Ok(plan)
+    }
+
+    /// The plan a communicator performs: [`Model::default`] chooses.
     ///
     /// # Errors
     /// [`Error::Plan`] as in [`Plan::new`].
@@ -208,9 +236,7 @@ impl Plan {
         dtype: DType,
         order: Order,
     ) -> Result<Self> {
-        let bytes = shape.len(world).saturating_mul(dtype.bytes());
-        let algorithm = choose(shape.operation(), bytes, world, order);
-        Self::new(shape, algorithm, world)
+        Model::default().plan(shape, world, dtype, order)
     }
 
     /// The operation and its counts.
@@ -222,7 +248,13 @@ impl Plan {
     /// The algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.spec.algorithm
+    }
+
+    /// The algorithm with its parameters.
+    #[must_use]
+    pub fn spec(&self) -> &PlanSpec {
+        &self.spec
     }
 
     /// Ranks in the group.
@@ -237,82 +269,93 @@ impl Plan {
     /// For all_to_all_v these are the rounds of the one rank whose counts the shape holds.
     #[must_use]
     pub fn rounds(&self, rank: usize) -> Vec<Round> {
-        let mut rounds = match self.algorithm {
-            Algorithm::Direct => direct::rounds(self, rank),
-            Algorithm::Pairwise => pairwise::rounds(self, rank),
-            Algorithm::Ring => ring::rounds(self, rank),
-            Algorithm::Tree => tree::rounds(self, rank),
-        };
-        if !self.sends_empty() {
-            for round in &mut rounds {
-                round.sends.retain(|send| !send.what.range().is_empty());
-                round.recvs.retain(|recv| recv.len > 0);
-            }
+        self.iter(rank).collect()
+    }
+
+    /// The same, one round at a time.
+    pub fn iter(&self, rank: usize) -> impl ExactSizeIterator<Item = Round> + '_ {
+        (0..self.rounds_len().max(1)).map(move |index| {
+            let mut round = Round::default();
+            self.round_into(rank, index, &mut round);
+            round
+        })
+    }
+
+    /// Makes `round` what `rank` does in round `index`; beyond the last one, nothing.
+    pub fn round_into(&self, rank: usize, index: usize, round: &mut Round) {
+        round.clear();
+        if self.world == 1 {
+            round.then.extend(self.alone().filter(|_| index == 0));
+            return;
         }
-        rounds
+        let (base, last) = (self.base_rounds(), self.pieces - 1);
+        if index >= base + last {
+            return;
+        }
+        // Piece c goes through the plan c rounds after the first one.
+        for piece in (index + 1).saturating_sub(base)..=index.min(last) {
+            self.add(rank, index - piece, piece, round);
+        }
+        if !self.sends_empty() {
+            round.sends.retain(|send| !send.what.is_empty());
+            round.recvs.retain(|recv| recv.len > 0);
+        }
+    }
+
+    fn add(&self, rank: usize, index: usize, piece: usize, round: &mut Round) {
+        match self.spec.algorithm {
+            Algorithm::Direct => direct::round(self, rank, round),
+            Algorithm::Pairwise => pairwise::round(self, rank, index, round),
+            Algorithm::Ring => ring::round(self, rank, index, piece, round),
+            Algorithm::Tree => tree::round(self, rank, index, piece, round),
+            Algorithm::RecursiveDoubling => doubling::round(self, rank, index, round),
+            Algorithm::HalvingDoubling => halving::round(self, rank, index, round),
+            Algorithm::Bruck => bruck::round(self, rank, index, round),
+            Algorithm::DoubleTree => double_tree::round(self, rank, index, piece, round),
+            Algorithm::TwoLevel => two_level::round(self, rank, index, round),
+        }
     }
 
     /// The order in which contributions are folded.
     #[must_use]
     pub fn fold_order(&self) -> FoldOrder {
-        match self.algorithm {
-            Algorithm::Direct | Algorithm::Pairwise => FoldOrder::RankOrder,
-            Algorithm::Ring | Algorithm::Tree if self.shape.operation().folds() => FoldOrder::Fixed,
-            Algorithm::Ring | Algorithm::Tree => FoldOrder::RankOrder,
+        match self.spec.algorithm {
+            _ if !self.shape.operation().folds() => FoldOrder::RankOrder,
+            Algorithm::Direct | Algorithm::Pairwise | Algorithm::Bruck => FoldOrder::RankOrder,
+            _ => FoldOrder::Fixed,
         }
     }
 
     /// Rounds in which messages pass; see the table of this module.
     #[must_use]
     pub fn rounds_len(&self) -> usize {
-        let n = self.world;
-        if n == 1 {
+        if self.world == 1 {
             return 0;
         }
+        self.base_rounds() + self.pieces - 1
+    }
+
+    /// Rounds of one piece.
+    fn base_rounds(&self) -> usize {
+        let n = self.world;
         let phases = 1 + usize::from(self.shape.operation() == Operation::AllReduce);
-        match self.algorithm {
+        match self.spec.algorithm {
             Algorithm::Direct => 1,
             Algorithm::Pairwise => phases,
             Algorithm::Ring => phases * (n - 1),
             Algorithm::Tree => phases * tree::depth(n),
+            Algorithm::RecursiveDoubling => doubling::rounds_len(n),
+            Algorithm::HalvingDoubling => halving::rounds_len(self),
+            Algorithm::Bruck => tree::depth(n),
+            Algorithm::DoubleTree => double_tree::rounds_len(self),
+            Algorithm::TwoLevel => two_level::rounds_len(self),
         }
     }
 
     /// Payload bytes that `rank` sends, by the closed formula of this module's table.
     #[must_use]
     pub fn bytes_sent(&self, rank: usize, dtype: DType) -> u64 {
-        use CollectiveShape as S;
-        let n = self.world;
-        let (w, a) = (dtype.bytes() as u64, dtype.accumulator().bytes() as u64);
-        let total = self.shape.len(n) as u64;
-        let chunk = |r: usize| self.chunk(r % n).len() as u64;
-        let others = (n - 1) as u64;
-        let kids = |root: usize| tree::children(n, (rank + n - root) % n) as u64;
-        match (&self.shape, self.algorithm) {
-            (S::AllReduce { .. }, Algorithm::Direct) => others * total * w,
-            (S::AllReduce { .. }, Algorithm::Pairwise) => {
-                (total - chunk(rank)) * w + others * chunk(rank) * w
-            }
-            (S::AllReduce { .. }, Algorithm::Ring) => {
-                (total - chunk(rank)) * a + (total - chunk(rank + 1)) * w
-            }
-            (S::AllReduce { .. }, Algorithm::Tree) => {
-                u64::from(rank != 0) * total * a + kids(0) * total * w
-            }
-            (S::ReduceScatter { .. }, Algorithm::Ring) => (total - chunk(rank)) * a,
-            (S::ReduceScatter { .. }, _) => (total - chunk(rank)) * w,
-            (S::AllGather { .. }, Algorithm::Ring) => (total - chunk(rank + 1)) * w,
-            (S::AllGather { .. }, _) => others * chunk(rank) * w,
-            (S::Broadcast { root, .. }, Algorithm::Tree) => kids(*root) * total * w,
-            (S::Broadcast { root, .. }, _) => u64::from(rank == *root) * others * total * w,
-            (S::Reduce { root, .. }, Algorithm::Tree) => u64::from(rank != *root) * total * a,
-            (S::Reduce { root, .. }, _) => u64::from(rank != *root) * total * w,
-            (S::Gather { root, .. }, _) => u64::from(rank != *root) * chunk(rank) * w,
-            (S::Scatter { root, .. }, _) => u64::from(rank == *root) * (total - chunk(rank)) * w,
-            (S::AllToAll { len }, _) => others * *len as u64 * w,
-            (S::AllToAllV { send, .. }, _) => (total - send[rank] as u64) * w,
-            (S::Barrier, _) => 0,
-        }
+        bytes::sent(self, rank, dtype)
     }
 
     /// Elements of `rank`'s input.
@@ -341,16 +384,50 @@ impl Plan {
     /// The elements of the whole that belong to `rank`.
     #[must_use]
     pub fn chunk(&self, rank: usize) -> Range<usize> {
-        use CollectiveShape as S;
-        match &self.shape {
-            S::ReduceScatter { counts }
-            | S::AllGather { counts }
-            | S::Gather { counts, .. }
-            | S::Scatter { counts, .. } => {
-                let start = counts[..rank].iter().sum();
-                start..start + counts[rank]
-            }
-            shape => chunk::chunk(shape.len(self.world), self.world, rank),
+        if self.starts.is_empty() {
+            let (base, longer) = self.even;
+            let start = rank * base + rank.min(longer);
+            start..start + base + usize::from(rank < longer)
+        } else {
+            self.starts[rank]..self.starts[rank + 1]
+        }
+    }
+
+    /// The chunks of consecutive ranks, as one range.
+    fn chunks(&self, ranks: Range<usize>) -> Range<usize> {
+        if ranks.is_empty() {
+            return 0..0;
+        }
+        self.chunk(ranks.start).start..self.chunk(ranks.end - 1).end
+    }
+
+    /// The part of `range` that belongs to a piece.
+    fn piece(&self, range: Range<usize>, piece: usize) -> Range<usize> {
+        if self.pieces == 1 {
+            return range;
+        }
+        let part = chunk::chunk(range.len(), self.pieces, piece);
+        range.start + part.start..range.start + part.end
+    }
+
+    /// Elements of the longest range that is cut into pieces.
+    fn cut_len(&self) -> usize {
+        let len = self.shape.len(self.world);
+        match (self.spec.algorithm, &self.shape) {
+            (Algorithm::DoubleTree, _) => len.div_ceil(2),
+            (Algorithm::Ring, CollectiveShape::AllReduce { .. }) => len.div_ceil(self.world),
+            (Algorithm::Ring, shape) => shape.counts().iter().copied().max().unwrap_or(len),
+            _ => len,
+        }
+    }
+
+    /// What a world of one does.
+    fn alone(&self) -> Option<Local> {
+        let input = 0..self.input_len(0);
+        match self.shape.operation() {
+            Operation::Barrier | Operation::Send | Operation::Recv => None,
+            op if op.folds() => Some(Local::Finish { input, at: 0 }),
+            _ => Some(Local::Copy { input, at: 0 }),
         }
     }
 
@@ -382,46 +459,4 @@ pub fn bytes_sent(
         )));
     }
     Ok(Plan::chosen(op.clone(), world, dtype, order)?.bytes_sent(rank, dtype))
-}
-
-impl What {
-    /// The elements carried.
-    #[must_use]
-    pub fn range(&self) -> &Range<usize> {
-        match self {
-            Self::Input(range) | Self::Output(range) | Self::Partial(range) => range,
-        }
-    }
-}
-
-impl Round {
-    /// A round of local work only.
-    fn local(then: Local) -> Self {
-        Self {
-            then: vec![then],
-            ..Self::default()
-        }
-    }
-
-    fn send(&mut self, to: usize, what: What) {
-        self.sends.push(Send { to, what });
-    }
-
-    fn recv(&mut self, from: usize, len: usize, action: Action) {
-        self.recvs.push(Recv { from, len, action });
-    }
-}
-
-/// The table of this module, first two columns.
-fn offered(operation: Operation, algorithm: Algorithm) -> bool {
-    use Algorithm as A;
-    use Operation as O;
-    match operation {
-        O::AllReduce => true,
-        O::ReduceScatter | O::AllGather => matches!(algorithm, A::Pairwise | A::Ring),
-        O::Broadcast | O::Reduce | O::Barrier => matches!(algorithm, A::Direct | A::Tree),
-        O::Gather | O::Scatter => algorithm == A::Direct,
-        O::AllToAll | O::AllToAllV => algorithm == A::Pairwise,
-        O::Send | O::Recv => false,
-    }
 }

@@ -1,6 +1,8 @@
 //! Every plan, every world up to 17, many lengths: sound, and drawn as the golden text has it.
 
-use quintet_collectives::plan::{Action, Local, Plan, What, check};
+use std::collections::BTreeMap;
+
+use quintet_collectives::plan::{Action, Hosts, Local, Plan, PlanSpec, What, check};
 use quintet_collectives::{Algorithm, CollectiveShape as S, DType, Order, chunk, plan};
 
 /// Counts that are even, ragged, with zeros, and all at one rank.
@@ -40,22 +42,78 @@ fn shapes(world: usize, len: usize) -> Vec<S> {
     shapes
 }
 
+/// Every algorithm with the parameters it takes.
+fn specs(world: usize) -> Vec<PlanSpec> {
+    let mut specs: Vec<PlanSpec> = Algorithm::ALL.map(PlanSpec::from).to_vec();
+    for chunk_len in [1, 3, 1000] {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree] {
+            specs.push(PlanSpec {
+                chunk_len: Some(chunk_len),
+                ..algorithm.into()
+            });
+        }
+    }
+    for hosts in host_shapes(world) {
+        specs.push(PlanSpec {
+            hosts: Some(hosts),
+            ..Algorithm::TwoLevel.into()
+        });
+    }
+    specs
+}
+
+/// One host, one rank a host, blocks that do not divide the world, all but one together, rank by
+/// rank in turn, and scattered.
+fn host_shapes(world: usize) -> Vec<Hosts> {
+    let ids = |id: &dyn Fn(usize) -> usize| Hosts::new(&(0..world).map(id).collect::<Vec<_>>());
+    vec![
+        Hosts::blocks(world, world),
+        Hosts::blocks(world, 1),
+        Hosts::blocks(world, 3),
+        ids(&|r| usize::from(r == 0)),
+        ids(&|r| r % 3),
+        ids(&|r| 100 - (r * r + 1) % 5),
+    ]
+}
+
 #[test]
 fn every_plan_is_sound() {
-    let mut checked = 0;
+    let mut checked = BTreeMap::new();
     for world in 1..=17 {
-        for len in [0, 1, world - 1, world, world + 1, 2 * world + 3] {
-            for shape in shapes(world, len) {
-                for algorithm in Algorithm::ALL {
-                    if let Ok(plan) = Plan::new(shape.clone(), algorithm, world) {
+        for spec in specs(world) {
+            for len in [0, 1, world - 1, world, world + 1, 2 * world + 3] {
+                for shape in shapes(world, len) {
+                    // Single elements in long chains are many messages and nothing new.
+                    if spec.chunk_len == Some(1) && (world > 9 || len > world) {
+                        continue;
+                    }
+                    if let Ok(plan) = Plan::from_spec(shape, spec.clone(), world) {
                         check::check(&plan).unwrap();
-                        checked += 1;
+                        *checked.entry(spec.algorithm).or_insert(0) += 1;
                     }
                 }
             }
         }
     }
-    assert!(checked > 2000, "{checked} plans");
+    println!("{checked:?}");
+    for algorithm in Algorithm::ALL {
+        assert!(checked[&algorithm] > 300, "{checked:?}");
+    }
+}
+
+#[test]
+fn a_long_buffer_is_sound() {
+    for world in [3, 8, 13] {
+        for spec in specs(world).into_iter().filter(|s| s.chunk_len != Some(1)) {
+            let chunk_len = spec.chunk_len.map(|len| 20 * len);
+            let spec = PlanSpec { chunk_len, ..spec };
+            for shape in shapes(world, 1001) {
+                if let Ok(plan) = Plan::from_spec(shape, spec.clone(), world) {
+                    check::check(&plan).unwrap();
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -128,6 +186,100 @@ fn planted_faults_are_found() {
     assert!(text.contains("fold of"), "{text}");
 }
 
+/// Faults of the kinds that new plans invite; each must be found.
+#[test]
+fn planted_faults_of_the_newer_plans_are_found() {
+    let fault = |spec: PlanSpec, n: usize, break_it: &dyn Fn(&mut Vec<Vec<plan::Round>>)| {
+        let plan = Plan::from_spec(S::AllReduce { len: 30 }, spec, n).unwrap();
+        let mut rounds: Vec<_> = (0..n).map(|r| plan.rounds(r)).collect();
+        check::check_rounds(&vec![plan.clone(); n], &rounds).unwrap();
+        break_it(&mut rounds);
+        let found = check::check_rounds(&vec![plan.clone(); n], &rounds);
+        found.unwrap_err().fault()
+    };
+    let doubling = || PlanSpec::from(Algorithm::RecursiveDoubling);
+    // Two receipts change places.
+    let text = fault(doubling(), 8, &|rounds| {
+        let (one, other) = rounds.split_at_mut(1);
+        std::mem::swap(&mut one[0][1].recvs, &mut other[0][1].recvs);
+    });
+    assert!(text.contains("deadlock"), "{text}");
+    // The result goes to the wrong one of the extra ranks.
+    let text = fault(doubling(), 7, &|rounds| {
+        let last = rounds[1].len() - 1;
+        rounds[1][last].sends[0].to = 2;
+    });
+    assert!(text.contains("deadlock"), "{text}");
+    // What is given away is wanted once more.
+    let text = fault(doubling(), 8, &|rounds| {
+        rounds[0][1].sends[0].what = What::Partial(0..30);
+    });
+    assert!(text.contains("fold of"), "{text}");
+    // A chunk begins one element late.
+    let pieces = PlanSpec {
+        chunk_len: Some(4),
+        ..Algorithm::DoubleTree.into()
+    };
+    let text = fault(pieces, 8, &|rounds| {
+        for round in rounds.iter_mut().flatten() {
+            for recv in &mut round.recvs {
+                if let Action::Store(at) = &mut recv.action {
+                    *at = if *at == 4 { 5 } else { *at };
+                }
+            }
+        }
+    });
+    assert!(
+        text.contains("before it is there") || text.contains("fold of"),
+        "{text}"
+    );
+    // An all-to-all block is laid down in the wrong place of the stash.
+    let plan = Plan::new(S::AllToAll { len: 2 }, Algorithm::Bruck, 8).unwrap();
+    let mut rounds: Vec<_> = (0..8).map(|r| plan.rounds(r)).collect();
+    for recv in &mut rounds[3][0].recvs {
+        if let Action::Parts(parts) = &mut recv.action {
+            let last = parts.len() - 1;
+            parts.swap(0, last);
+        }
+    }
+    let found = check::check_rounds(&vec![plan; 8], &rounds)
+        .unwrap_err()
+        .fault();
+    assert!(found.contains("fold of"), "{found}");
+    // In place, an output is stored over an input that is still to be read.
+    let plan = Plan::new(S::AllReduce { len: 8 }, Algorithm::Pairwise, 4).unwrap();
+    let mut rounds: Vec<_> = (0..4).map(|r| plan.rounds(r)).collect();
+    let late = Local::Copy { input: 7..8, at: 7 };
+    rounds[0][1].then.push(late);
+    let found = check::check_rounds(&vec![plan; 4], &rounds)
+        .unwrap_err()
+        .fault();
+    assert!(found.contains("overwritten"), "{found}");
+}
+
+#[test]
+fn no_rank_is_inner_in_both_trees() {
+    for n in 1..=200 {
+        let mut seen = [vec![false; n + 1], vec![false; n + 1]];
+        for rank in 0..n {
+            let seats = plan::seats(rank, n);
+            let inner = seats.map(|(_, seat)| seat.left.is_some() || seat.right.is_some());
+            assert!(!(inner[0] && inner[1]), "rank {rank} of {n}");
+            for (tree, (number, seat)) in seats.into_iter().enumerate() {
+                assert!(!std::mem::replace(&mut seen[tree][number], true));
+                assert!(seat.depth <= n.ilog2() as usize);
+                assert_eq!(seat.parent.is_none(), seat.depth == 0);
+                for kid in [seat.left, seat.right].into_iter().flatten() {
+                    let owner = (0..n).map(|r| plan::seats(r, n)[tree]);
+                    let kids: Vec<_> = owner.filter(|(at, _)| *at == kid).collect();
+                    assert_eq!(kids.len(), 1);
+                    assert_eq!(kids[0].1.parent, Some(number));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_plan_that_cannot_be_is_refused() {
     assert!(Plan::new(S::AllReduce { len: 1 }, Algorithm::Ring, 0).is_err());
@@ -138,6 +290,27 @@ fn a_plan_that_cannot_be_is_refused() {
         counts: vec![usize::MAX, 2],
     };
     assert!(Plan::new(huge, Algorithm::Ring, 2).is_err());
+    let sentence = |spec: PlanSpec| {
+        let refused = Plan::from_spec(S::AllReduce { len: 1 }, spec, 4).unwrap_err();
+        refused.to_string()
+    };
+    let ring = |chunk_len| PlanSpec {
+        chunk_len,
+        ..Algorithm::Ring.into()
+    };
+    let hosts = |algorithm: Algorithm, world| PlanSpec {
+        hosts: Some(Hosts::blocks(world, 2)),
+        ..algorithm.into()
+    };
+    assert!(sentence(ring(Some(0))).contains("at least one element"));
+    let bruck = PlanSpec {
+        chunk_len: Some(1),
+        ..Algorithm::Bruck.into()
+    };
+    assert!(sentence(bruck).contains("not cut into chunks"));
+    assert!(sentence(Algorithm::TwoLevel.into()).contains("host of each rank"));
+    assert!(sentence(hosts(Algorithm::TwoLevel, 5)).contains("given for 5 ranks"));
+    assert!(sentence(hosts(Algorithm::Ring, 4)).contains("no account of hosts"));
 }
 
 /// Counts beyond 32 bits: formulas and ranges only, nothing is allocated.
@@ -165,6 +338,38 @@ fn plans_are_drawn_as_the_golden_text() {
         &pairwise,
     );
     golden("tree.txt", include_str!("golden/tree.txt"), &tree);
+    let all_reduce = S::AllReduce { len: 10 };
+    let made = |shape: &S, spec: PlanSpec, world| Plan::from_spec(shape.clone(), spec, world);
+    let doubling = made(&all_reduce, Algorithm::RecursiveDoubling.into(), 5).unwrap();
+    golden(
+        "doubling.txt",
+        include_str!("golden/doubling.txt"),
+        &doubling,
+    );
+    let halving = made(&all_reduce, Algorithm::HalvingDoubling.into(), 8).unwrap();
+    golden("halving.txt", include_str!("golden/halving.txt"), &halving);
+    let bruck = made(&S::AllToAll { len: 2 }, Algorithm::Bruck.into(), 5).unwrap();
+    golden("bruck.txt", include_str!("golden/bruck.txt"), &bruck);
+    let double_tree = PlanSpec {
+        chunk_len: Some(3),
+        ..Algorithm::DoubleTree.into()
+    };
+    let double_tree = made(&all_reduce, double_tree, 4).unwrap();
+    golden(
+        "double_tree.txt",
+        include_str!("golden/double_tree.txt"),
+        &double_tree,
+    );
+    let two_level = PlanSpec {
+        hosts: Some(Hosts::blocks(5, 3)),
+        ..Algorithm::TwoLevel.into()
+    };
+    let two_level = made(&all_reduce, two_level, 5).unwrap();
+    golden(
+        "two_level.txt",
+        include_str!("golden/two_level.txt"),
+        &two_level,
+    );
 }
 
 /// `QUINTET_BLESS=1` writes the files anew; read the diff before keeping it.

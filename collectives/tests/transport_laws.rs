@@ -89,11 +89,12 @@ fn on_sockets<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
             seats
         }
     };
-    drop(runs);
+    // Of all ranks before anybody else's: the k-th of one belongs to the k-th of the others.
     let ends = seats
         .iter()
         .map(Seat::endpoint)
         .collect::<Result<Vec<_>>>()?;
+    drop(runs);
     on_threads(ends, parts)
 }
 

@@ -1,11 +1,13 @@
 //! The judge of layouts.
 
 use quintet_parallel_layers::Architecture;
+use quintet_parallel_layers::pipeline::{Schedule, ScheduleKind, laws};
 use quintet_planner::{Batch, Layout, ModelConfig, validate};
 
 use crate::bytes::Bytes;
 
-/// Any layout of any model: one sentence, or ranks that cover every block and every sample.
+/// Any layout of any model: one sentence, or ranks that cover every block and every sample, and a
+/// schedule that obeys its laws.
 pub fn layout(data: &[u8]) {
     let mut bytes = Bytes(data);
     let heads = bytes.below(9);
@@ -24,13 +26,22 @@ pub fn layout(data: &[u8]) {
     };
     let pp = bytes.below(5);
     let explicit = bytes.below(2) == 1;
+    let schedule = ScheduleKind::ALL[bytes.below(ScheduleKind::ALL.len())];
+    let virtual_stages = bytes.below(4);
+    let places = pp * schedule.chunks().unwrap_or(virtual_stages);
     let layout = Layout {
         dp: bytes.below(5),
         tp: bytes.below(5),
         pp,
-        stage_layers: explicit.then(|| (0..pp).map(|_| bytes.below(4)).collect()),
+        schedule,
+        virtual_stages,
+        stage_layers: explicit.then(|| (0..places).map(|_| bytes.below(4)).collect()),
         zero_stage: bytes.byte() % 4,
         sequence_parallel: bytes.below(2) == 1,
+        hybrid_shard_size: match bytes.below(4) {
+            0 => Some(bytes.below(6)),
+            _ => None,
+        },
         ..Layout::single()
     };
     let batch = Batch {
@@ -42,13 +53,16 @@ pub fn layout(data: &[u8]) {
         Err(error) => assert!(!error.to_string().contains('\n')),
         Ok(()) => {
             let mut next = 0;
-            for stage in 0..layout.pp {
-                let blocks = layout.blocks(model.layers, stage);
+            for place in 0..layout.places() {
+                let blocks = layout.blocks(model.layers, place);
                 assert!(blocks.start == next && !blocks.is_empty());
                 next = blocks.end;
             }
             assert_eq!(next, model.layers);
             assert_eq!(batch.microbatches() % layout.dp, 0);
+            let (ones, mbs) = (vec![1; layout.places()], batch.microbatches() / layout.dp);
+            let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &ones);
+            assert!(schedule.is_ok_and(|schedule| laws::check(&schedule).is_ok()));
         }
     }
 }

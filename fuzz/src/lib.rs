@@ -6,18 +6,20 @@ mod bytes;
 mod environment;
 mod layout;
 mod mesh;
+mod plans;
 mod wire;
 
 pub use environment::environment;
 pub use layout::layout;
 pub use mesh::{mesh, placement, runs};
+pub use plans::{constants, overrides, plans, ragged};
 pub use wire::{frames, rendezvous};
 
 /// A body by name.
 pub type Body = fn(&[u8]);
 
 /// All bodies.
-pub const BODIES: [(&str, Body); 7] = [
+pub const BODIES: [(&str, Body); 11] = [
     ("mesh", mesh),
     ("placement", placement),
     ("runs", runs),
@@ -25,4 +27,8 @@ pub const BODIES: [(&str, Body); 7] = [
     ("frames", frames),
     ("rendezvous", rendezvous),
     ("environment", environment),
+    ("plans", plans),
+    ("ragged", ragged),
+    ("overrides", overrides),
+    ("constants", constants),
 ];

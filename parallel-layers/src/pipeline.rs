@@ -73,7 +73,7 @@ pub mod timeline;
 
 pub use error::Error;
 pub use route::Route;
-pub use schedule::Schedule;
+pub use schedule::{Reduction, Schedule};
 pub use stage::{Moment, Stage, Work};
 pub use timeline::{Durations, Span, StageTime, Timeline, simulate};
 

@@ -5,7 +5,9 @@
 mod fake;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use fake::{Host, group};
 use quintet_collectives::Error as WireError;
@@ -63,6 +65,10 @@ struct Chain<B: Backend> {
     /// Microbatches and chunks between forward and the last weights.
     saved: BTreeSet<(usize, usize)>,
     most_saved: usize,
+    /// Tells of each backward_input.
+    tells: Option<Sender<usize>>,
+    /// Takes no weights of a microbatch before another stage has told of it.
+    waits: Option<Receiver<usize>>,
 }
 
 fn sample(mb: usize) -> Vec<f64> {
@@ -145,10 +151,21 @@ impl<B: Backend> Work<B, f64> for Chain<B> {
         };
         let din: Vec<f64> = dout.iter().map(|d| 2.0 * d).collect();
         self.douts.insert((mb, l), dout);
+        if let Some(tells) = &self.tells {
+            tells.send(mb).expect("the other stage");
+        }
         (l > 0).then(|| self.hold(&din)).transpose()
     }
     fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Error> {
         let l = self.layer_of(chunk, segment);
+        if let Some(told) = &self.waits {
+            let other = told.recv_timeout(Duration::from_secs(10));
+            assert_eq!(
+                other,
+                Ok(mb),
+                "the gradient has not left before the weights"
+            );
+        }
         let x = self.inputs.remove(&(mb, l)).expect("forward first");
         let dout = self.douts.remove(&(mb, l)).expect("backward_input first");
         let dot: f64 = x.iter().zip(&dout).map(|(x, d)| x * d).sum();
@@ -347,6 +364,33 @@ fn check<B: Backend>(schedule: &Schedule, segments: &[usize], ends: &[End<B>]) {
         total += chain.loss;
     }
     assert_eq!(total, loss);
+}
+
+/// The last stage takes no weights before the first one has used the gradient that it waits for:
+/// it comes to its end only because that gradient leaves before them.
+#[test]
+fn the_gradient_has_left_before_the_weights_are_taken() {
+    for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
+        let (schedule, _) = schedule(kind, 2, 5, &[1]).unwrap();
+        let (tells, told) = channel();
+        let mut chains = [Some(tells), None].map(|tells| Chain {
+            tells,
+            whole: 2,
+            ..Chain::default()
+        });
+        chains[1].waits = Some(told);
+        thread::scope(|scope| {
+            let ranks = group(2).into_iter().zip(chains).enumerate();
+            for (stage, (group, mut chain)) in ranks {
+                let (schedule, backend) = (&schedule, Host::default());
+                scope.spawn(move || {
+                    (chain.backend, chain.chunks) = (backend.clone(), vec![(stage, 1)]);
+                    let mut performer = Stage::new(backend, group, *schedule.route(), LEN);
+                    performer.run(&schedule.actions(stage), &mut chain).unwrap();
+                });
+            }
+        });
+    }
 }
 
 /// A pair of messages on one wire that change places: no peer takes one for the other.

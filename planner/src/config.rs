@@ -53,6 +53,9 @@ pub struct Layout {
     pub sequence_parallel: bool,
     /// 0 to 3.
     pub zero_stage: u8,
+    /// Neighbouring replicas that shard among themselves, the others holding copies; all of them
+    /// where absent.
+    pub hybrid_shard_size: Option<usize>,
     /// Order of work of the pipeline.
     pub schedule: ScheduleKind,
     /// Chunks that a stage holds under the interleaved schedule; 1 under the others.
@@ -80,6 +83,7 @@ impl Layout {
             etp: 1,
             sequence_parallel: false,
             zero_stage: 0,
+            hybrid_shard_size: None,
             schedule: ScheduleKind::OneFOneB,
             virtual_stages: 1,
             stage_layers: None,
@@ -212,11 +216,14 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             return no(format!("{flag}={degree} is not built yet; use {flag}=1"));
         }
     }
-    if l.zero_stage > 1 {
+    if l.zero_stage > 3 {
         return no(format!(
-            "zero-stage {} is not built yet; use 0 or 1",
+            "zero-stage {}: there are 0, 1, 2 and 3",
             l.zero_stage
         ));
+    }
+    if let Some(within) = l.hybrid_shard_size {
+        hybrid(l, within)?;
     }
     if !model.heads.is_multiple_of(l.tp) {
         return no(format!(
@@ -255,6 +262,32 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
         ));
     }
     Ok(())
+}
+
+/// Replicas that shard among themselves are a block of neighbours on dp x cp.
+fn hybrid(l: &Layout, within: usize) -> Result<(), Invalid> {
+    let replicas = l.dp * l.cp;
+    let fits = |h: usize| {
+        h > 0 && replicas.is_multiple_of(h) && (h.is_multiple_of(l.cp) || l.cp.is_multiple_of(h))
+    };
+    if l.zero_stage == 0 {
+        return Err(Invalid(format!(
+            "hybrid-shard-size {within} says which replicas shard, and under zero-stage 0 none do; use zero-stage 1, 2 or 3"
+        )));
+    }
+    if fits(within) {
+        return Ok(());
+    }
+    let valid: Vec<String> = (1..=replicas)
+        .filter(|&h| fits(h))
+        .map(|h| format!("{h}"))
+        .collect();
+    Err(Invalid(format!(
+        "hybrid-shard-size {within} is no block of dp {} x cp {} = {replicas} replicas; valid: {}",
+        l.dp,
+        l.cp,
+        valid.join(", ")
+    )))
 }
 
 /// Whether the model can be cut into the schedule's chunks.

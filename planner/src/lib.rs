@@ -11,6 +11,7 @@ pub mod config;
 pub mod error;
 pub mod memory;
 pub mod model;
+pub mod states;
 pub mod traffic;
 
 pub use config::{Batch, Invalid, Layout, ModelConfig, validate};

@@ -13,12 +13,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
+use quintet_parallel_layers::pipeline::{Reduction, Schedule};
 use quintet_parallel_layers::{
     Block, BlockSpec, Head, HeadSpec, MlpKind, NormKind, Positions, VocabParallelEmbedding,
 };
-use quintet_zero::{FlatLayout, LayoutSpec, Tied};
+use quintet_zero::{FlatLayout, Keep, LayoutSpec, Tied, ZeroStage};
 
-use crate::{Error, Layout, ModelConfig};
+use crate::{Batch, Error, Layout, ModelConfig};
 
 /// A layer of a stage.
 #[derive(Debug, Clone)]
@@ -177,6 +178,7 @@ pub fn flat_layout(
         bucket_bytes: layout.bucket_bytes,
         element_bytes: grad_bytes,
         tied: &tied(model, layout),
+        shard_within: layout.hybrid_shard_size,
     };
     Ok(FlatLayout::build(&specs, mesh, rank, &spec)?)
 }
@@ -248,6 +250,27 @@ pub fn segments(
         }
     }
     Ok(segments)
+}
+
+/// The order of work of all stages, reducing gradients as often as the layout's ZeRO stage does.
+///
+/// # Errors
+/// As [`flat_layout`], and what the schedule refuses.
+pub fn schedule(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    mesh: &DeviceMesh,
+    grad_bytes: usize,
+) -> Result<Schedule, Error> {
+    let segments = segments(model, layout, mesh, grad_bytes)?;
+    let microbatches = batch.microbatches() / layout.dp.max(1);
+    let schedule = Schedule::new(layout.schedule, layout.pp, microbatches, &segments)?;
+    let kept = ZeroStage::from_number(layout.zero_stage)?.kept();
+    Ok(schedule.with_reduction(match kept.grad {
+        Keep::Whole => Reduction::Once,
+        Keep::Chunk => Reduction::EachMicrobatch,
+    }))
 }
 
 /// The name under which a tied model's table stands in the ledger.

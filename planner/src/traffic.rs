@@ -7,10 +7,13 @@
 //! |-------|------|-----------|
 //! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
 //! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
-//! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once |
+//! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once; ZeRO-2, 3: M |
 //! | pp    | T h (T h / tp under sequence parallel) to each neighbour of each chunk on another stage | M each way |
 //! | tie   | all-reduce of the tied table's gradient | once, where first and last chunk are on two stages |
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |
+//! | dp    | ZeRO-2, 3: reduce-scatter of gradients; of a table tied over stages once | M |
+//! | dp    | ZeRO-2: all-gather of parameters, once; ZeRO-3: in forward and in backward | 2 M |
+//! | dp    | hybrid sharding: the same within its groups, and all-reduce of the chunk across | once |
 //! | dp    | all-reduce of the token count | once |
 //! | world | all-reduce of the squared norm (67 columns of an exact sum), of the loss | once each |
 
@@ -20,9 +23,11 @@ use alloc::vec::Vec;
 
 use quintet_collectives::chunk::{chunk_len, chunk_lens};
 use quintet_collectives::plan::{CollectiveShape, bytes_sent};
-use quintet_collectives::{Axis, DType, DeviceMesh, Order};
+use quintet_collectives::{Axis, DType, DeviceMesh, Factor, Order};
+use quintet_zero::WholeGrads;
 
-use crate::model::{StageLayer, flat_layout, mesh, stage_layers};
+use crate::model::{StageLayer, mesh, stage_layers};
+use crate::states::{Held, gathers};
 use crate::{Batch, Error, Layout, ModelConfig};
 
 /// Payload bytes by group.
@@ -53,7 +58,7 @@ pub fn step(
             let mut sum = Sum::new(&mesh, layout, rank);
             for chunk in 0..layout.chunks() {
                 sum.layers(model, batch, types, chunk)?;
-                sum.gradients(model, types, chunk)?;
+                sum.gradients(model, batch, types, chunk)?;
             }
             sum.boundaries(model, batch, types)?;
             sum.scalars()?;
@@ -204,12 +209,16 @@ impl<'a> Sum<'a> {
     fn gradients(
         &mut self,
         model: &ModelConfig,
+        batch: &Batch,
         types: WireTypes,
         chunk: usize,
     ) -> Result<(), Error> {
         let (acc, storage) = (types.accumulation, types.storage);
-        let flat = flat_layout(model, self.layout, self.mesh, self.rank, chunk, acc.bytes())?;
-        for part in flat.parts() {
+        let mbs = batch.microbatches() / self.layout.dp;
+        let held = Held::new(model, self.layout, self.mesh, self.rank, acc.bytes())?;
+        let partition = &held.chunks[chunk];
+        let (sums, gathers) = (WholeGrads::new(partition), gathers(&held, chunk, mbs)?);
+        for (index, part) in partition.layout().parts().iter().enumerate() {
             if part.len == 0 {
                 continue;
             }
@@ -217,30 +226,36 @@ impl<'a> Sum<'a> {
             if let Some(place) = part.stages.iter().position(|&s| s == self.stage()) {
                 self.add("tie", (place, part.stages.len()), &all_reduce, acc, 1)?;
             }
-            if !part.extra.is_empty() {
-                let ranks = self.mesh.group(self.rank, &part.extra);
-                let place = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
-                self.add("tp", (place, ranks.len()), &all_reduce, acc, 1)?;
-            }
+            // What is added to in place, and what is tied over stages, is complete at the end.
+            let tied = partition.layout().tied().contains(&index);
+            let times = if sums.in_place(index) || tied { 1 } else { mbs };
+            let extra = self.among(&part.extra);
+            self.add("tp", extra, &all_reduce, acc, times)?;
             let place = (part.place, part.places);
-            if self.layout.zero_stage == 0 {
-                self.add("dp", place, &all_reduce, acc, 1)?;
+            let counts = part.counts();
+            if partition.scatters() {
+                let counts = counts.clone();
+                let scatter = CollectiveShape::ReduceScatter { counts };
+                self.add("dp", place, &scatter, acc, times)?;
             } else {
-                let counts = part.counts();
-                let scatter = CollectiveShape::ReduceScatter {
-                    counts: counts.clone(),
-                };
-                self.add("dp", place, &scatter, acc, 1)?;
-                self.add(
-                    "dp",
-                    place,
-                    &CollectiveShape::AllGather { counts },
-                    storage,
-                    1,
-                )?;
+                self.add("dp", place, &all_reduce, acc, 1)?;
+            }
+            let gather = CollectiveShape::AllGather { counts };
+            self.add("dp", place, &gather, storage, gathers[index])?;
+            let len = partition.state(index).len();
+            let across = self.among(&part.across);
+            if len > 0 {
+                self.add("dp", across, &CollectiveShape::AllReduce { len }, acc, 1)?;
             }
         }
         Ok(())
+    }
+
+    /// This rank's place among those that differ on these factors, and their number.
+    fn among(&self, factors: &[Factor]) -> (usize, usize) {
+        let ranks = self.mesh.group(self.rank, factors);
+        let place = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
+        (place, ranks.len())
     }
 
     /// The token count, the squared norm with its alarm, and the loss.
@@ -331,6 +346,29 @@ pub(crate) mod tests {
             ..dp.clone()
         };
         assert_eq!(sent(&dp, false), sent(&zero, false));
+    }
+
+    /// In units of the parameters' bytes times N - 1, with M microbatches: DP 2, ZeRO-2 M + 1, ZeRO-3
+    /// 3 M; hybrid sharding within one replica is DP.
+    #[test]
+    fn zero_two_and_three_move_gradients_and_parameters_each_time() {
+        let layout = |zero_stage, hybrid_shard_size| Layout {
+            dp: 2,
+            bucket_bytes: 1,
+            zero_stage,
+            hybrid_shard_size,
+            ..Layout::single()
+        };
+        let count = 2 * size_of::<f64>() as u64;
+        let dp = |stage, within| sent(&layout(stage, within), false)["dp"] - count;
+        let unit = dp(0, None) / 2;
+        // 4 samples over 2 replicas.
+        let microbatches = 2;
+        assert_eq!(dp(2, None), (microbatches + 1) * unit);
+        assert_eq!(dp(3, None), 3 * microbatches * unit);
+        for stage in 1..=3 {
+            assert_eq!(dp(stage, Some(1)), dp(0, None));
+        }
     }
 
     /// Sequence parallelism moves what tensor parallelism moves, for an all-reduce is a

@@ -4,6 +4,7 @@ use quintet_parallel_layers::pipeline::laws::held;
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 use quintet_planner::memory::activations;
 use quintet_planner::model::{flat_layout, mesh};
+use quintet_planner::states::fullest;
 use quintet_planner::traffic::total;
 
 use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
@@ -11,7 +12,7 @@ use crate::failure::Failure;
 use crate::job::{DataSource, Job};
 use crate::rank::schedule;
 use crate::report::{Forecast, human};
-use crate::verify::{predicted_ranks, wire_types};
+use crate::verify::{predicted_memory, predicted_ranks, wire_types};
 
 /// The job's text.
 ///
@@ -46,7 +47,7 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
 /// Where the layout cannot be.
 pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     let mesh = mesh(&job.layout)?;
-    let (width, moments) = (job.dtype.bytes(), job.optimizer.kind.moments());
+    let width = job.dtype.bytes();
     let mut forecast = Forecast {
         data: format!(
             "{} ({})",
@@ -65,34 +66,18 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     }
     let kept = activations(&job.model, &job.layout, &job.batch, wire_types(job))?;
     for rank in 0..mesh.world() {
-        let mut categories = [("parameters", 0), ("gradients", 0), ("optimizer", 0)];
         for chunk in 0..job.layout.chunks() {
             let flat = flat_layout(&job.model, &job.layout, &mesh, rank, chunk, width)?;
             let counted: usize = flat.counted().iter().map(|piece| piece.range.len()).sum();
             forecast.parameters += counted as u64;
-            let state: usize = match job.layout.zero_stage {
-                0 => flat.len(),
-                _ => flat
-                    .parts()
-                    .iter()
-                    .map(|part| part.chunk(part.place).len())
-                    .sum(),
-            };
-            for (category, len) in
-                categories
-                    .iter_mut()
-                    .zip([flat.len(), flat.len(), moments * state])
-            {
-                category.1 += len;
-            }
-        }
-        for (name, len) in categories {
-            let most = forecast.memory.entry(name.to_string()).or_default();
-            *most = (*most).max((len * width) as u64);
         }
         let most = forecast.memory.entry("activations".into()).or_default();
         *most = (*most).max(kept[rank].saved + kept[rank].work);
     }
+    let most = fullest(&predicted_memory(job)?).into_iter();
+    forecast
+        .memory
+        .extend(most.map(|(name, bytes)| (name, bytes.peak)));
     if job.layout.pp > 1 {
         let schedule = schedule(job, &mesh, width)?;
         let time = StageTime {

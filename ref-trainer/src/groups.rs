@@ -83,7 +83,11 @@ impl<T: Transport + Send + 'static> Groups<Communicator<T>> {
             .iter()
             .flat_map(|f| f.parts().iter().map(move |p| (f, p)))
         {
-            for (label, factors) in [("dp", &part.shard), ("tp", &part.extra)] {
+            for (label, factors) in [
+                ("dp", &part.shard),
+                ("dp", &part.across),
+                ("tp", &part.extra),
+            ] {
                 if !factors.is_empty() && !over.contains_key(factors) {
                     let name = format!("{label} gradients {factors:?}");
                     let group = make(mesh.group(rank, factors), &name)?;

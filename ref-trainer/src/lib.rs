@@ -12,6 +12,7 @@ pub mod forecast;
 pub mod groups;
 pub mod job;
 pub mod launch;
+pub mod lending;
 pub mod lock;
 pub mod microbatch;
 pub mod model;

@@ -100,7 +100,7 @@ pub struct StageModel {
     pub layers: Vec<StageLayer>,
 }
 
-/// What forward ends with.
+/// What forward has come to.
 pub struct Forward<B: Device, C: Collectives<B>, E: Scalar> {
     /// The activation for the next stage; none on the last.
     pub output: Option<B::Buf<E>>,
@@ -110,9 +110,24 @@ pub struct Forward<B: Device, C: Collectives<B>, E: Scalar> {
     pub saved: StageSaved<B, C, E>,
 }
 
+impl<B: Device, C: Collectives<B>, E: Scalar> Forward<B, C, E> {
+    /// Before the first layer. `input` is what the stage before sent; none on the first.
+    #[must_use]
+    pub fn begin(batch: MicroBatch<B, E>, input: Option<B::Buf<E>>) -> Self {
+        Self {
+            output: input,
+            loss_t: None,
+            saved: StageSaved {
+                batch,
+                layers: Vec::new(),
+            },
+        }
+    }
+}
+
 impl StageModel {
-    /// Runs a microbatch through the stage. `input` is what the stage before sent; none on the
-    /// first.
+    /// Runs a microbatch on through the layers `run`, from where `so_far` has come to
+    /// ([`Forward::begin`]); those before have been run.
     ///
     /// # Errors
     /// What a kernel or a collective fails with.
@@ -120,12 +135,16 @@ impl StageModel {
         &self,
         ctx: &Ctx<'_, B, C>,
         params: &Lent<'_, B, E>,
-        batch: MicroBatch<B, E>,
-        input: Option<B::Buf<E>>,
+        run: Range<usize>,
+        so_far: Forward<B, C, E>,
     ) -> Result<Forward<B, C, E>, Failure> {
-        let (mut x, mut loss_t) = (input, None);
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for (index, layer) in self.layers.iter().enumerate() {
+        let Forward {
+            output: mut x,
+            mut loss_t,
+            saved: StageSaved { batch, mut layers },
+        } = so_far;
+        for index in run {
+            let layer = &self.layers[index];
             let views = params.views(index, layer)?;
             layers.push(Some(match layer {
                 StageLayer::Embed(embed) => {

@@ -10,9 +10,7 @@ use quintet_kernels::{Collectives, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Action, Schedule, Stage};
 use quintet_planner::config::validate;
-use quintet_planner::model::{
-    StageLayer, borrows_table, flat_layout, mesh, segments, stage_layers,
-};
+use quintet_planner::model::{self, StageLayer, borrows_table, flat_layout, mesh, stage_layers};
 use quintet_zero::{
     FlatLayout, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
 };
@@ -96,7 +94,8 @@ where
             Order::Rank
         };
         let (groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), order)?;
-        let schedule = schedule(job, &mesh, size_of::<E::Acc>())?;
+        let grad_bytes = size_of::<E::Acc>();
+        let schedule = schedule(job, &mesh, grad_bytes)?;
         let stage = mesh.index(rank, Axis::Pp);
         let chunks = flats.iter().enumerate().map(|(chunk, flat)| {
             let layers = stage_layers(&job.model, layout, &mesh, stage, chunk)?;
@@ -135,8 +134,8 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Chunk<B, C, E> {
         begin: Begin,
     ) -> Result<Self, Failure> {
         let zero = ZeroStage::from_number(job.layout.zero_stage)?;
-        let partition = Partition::new(flat.clone(), zero)?;
-        let mut params = ParamStore::zeros(device, flat)?;
+        let partition = Partition::new(flat.clone(), zero);
+        let mut params = ParamStore::zeros(device, &partition)?;
         params.fill_with(|entry, index| {
             E::from_f64(match begin {
                 Begin::Init => init_value(&entry.spec, job.seed, index),
@@ -218,10 +217,10 @@ pub(crate) fn schedule(
     mesh: &DeviceMesh,
     grad_bytes: usize,
 ) -> Result<Schedule, Failure> {
-    let segments = segments(&job.model, &job.layout, mesh, grad_bytes)?;
-    let mbs = job.batch.microbatches() / job.layout.dp;
-    let kind = job.layout.schedule;
-    Ok(Schedule::new(kind, job.layout.pp, mbs, &segments)?)
+    let (layout, batch) = (&job.layout, &job.batch);
+    Ok(model::schedule(
+        &job.model, layout, batch, mesh, grad_bytes,
+    )?)
 }
 
 /// The optimizer's rule of a job.

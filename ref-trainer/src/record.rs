@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
 
 use quintet_collectives::Communicator;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag};
+use quintet_planner::states::{Bytes, Memory};
 
 use crate::compare::Tensors;
 use crate::data::Samples;
@@ -37,9 +37,9 @@ pub struct Held {
     pub step: u64,
     /// The parameter.
     pub name: String,
-    /// The part of the logical tensor.
-    pub part: Vec<Range<usize>>,
-    /// A hash of its bits.
+    /// Which elements of the logical tensor: runs of first index and length.
+    pub part: Vec<(usize, usize)>,
+    /// A hash of their bits.
     pub hash: u64,
 }
 
@@ -52,6 +52,8 @@ pub struct Record {
     pub held: Vec<Vec<Held>>,
     /// By rank: bytes sent by group, over all steps.
     pub bytes: Vec<BTreeMap<String, u64>>,
+    /// By rank: bytes allocated by category, over all steps.
+    pub memory: Vec<Memory>,
 }
 
 /// A rank of a recorded run.
@@ -85,6 +87,7 @@ pub fn record_on<E: Scalar>(
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;
         let (mut steps, mut held) = (Vec::new(), Vec::new());
+        rank.device.meter().reset_peak();
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
             let grads = rank.full_grads()?;
@@ -106,15 +109,27 @@ pub fn record_on<E: Scalar>(
             .traffic()
             .into_iter()
             .map(|(name, t)| (name.to_string(), t.bytes));
-        Ok::<_, Failure>((steps, held, bytes.filter(|(_, b)| *b > 0).collect()))
+        let bytes = bytes.filter(|(_, b)| *b > 0).collect();
+        Ok::<_, Failure>((steps, held, bytes, counted(rank.device.meter())))
     })?;
     let mut record = Record::default();
-    for (steps, held, bytes) in ranks {
+    for (steps, held, bytes, memory) in ranks {
+        record.memory.push(memory);
         record.steps.extend(steps);
         record.held.push(held);
         record.bytes.push(bytes);
     }
     Ok(record)
+}
+
+/// What the meter has counted since its peaks were last reset, in the categories that are planned.
+fn counted(meter: &Meter) -> Memory {
+    let planned = [Tag::Param, Tag::Grad, Tag::Optimizer];
+    let bytes = planned.map(|tag| {
+        let (at_rest, peak) = (meter.now(tag) as u64, meter.peak(tag) as u64);
+        (tag.name().to_string(), Bytes { at_rest, peak })
+    });
+    bytes.into()
 }
 
 fn hashes<B, C, E>(rank: &Rank<'_, B, C, E>, step: u64) -> Result<Vec<Held>, Failure>
@@ -127,13 +142,17 @@ where
     for params in rank.chunks.iter().map(|chunk| &chunk.params) {
         for entry in params.layout().entries() {
             let mut hasher = DefaultHasher::new();
-            for value in params.read(entry)? {
+            let (values, runs) = params.read(entry)?;
+            for value in values {
                 value.to_f64().to_bits().hash(&mut hasher);
             }
             all.push(Held {
                 step,
                 name: entry.spec.name.clone(),
-                part: entry.spec.local_box(&rank.mesh, rank.rank),
+                part: runs
+                    .into_iter()
+                    .map(|(_, first, len)| (first, len))
+                    .collect(),
                 hash: hasher.finish(),
             });
         }

@@ -16,17 +16,19 @@ pub fn has_room(job: &Job) -> Result<(), Failure> {
     fits(job, least(job), memory())
 }
 
-/// Bytes over all ranks that a step cannot do without: each replica has its parameters and
-/// gradients, its optimizer state unless that is sharded, and what forward saves of one
+/// Bytes over all ranks that a step cannot do without: each replica (of what ZeRO shards, each group
+/// that does so) has its parameters, gradients and optimizer state, and what forward saves of one
 /// microbatch. What several ranks of a replica hold a copy of is counted once.
 fn least(job: &Job) -> u128 {
     let (replicas, width) = (job.layout.dp as u128, job.dtype.bytes() as u128);
-    let states = if job.layout.zero_stage > 0 {
-        1
-    } else {
-        replicas
+    let within = job.layout.hybrid_shard_size.unwrap_or(job.layout.dp);
+    let groups = replicas / (within as u128).clamp(1, replicas);
+    let from = |stage| match job.layout.zero_stage >= stage {
+        true => groups,
+        false => replicas,
     };
-    let copies = 2 * replicas + job.optimizer.kind.moments() as u128 * states;
+    let moments = job.optimizer.kind.moments() as u128;
+    let copies = from(3) + from(2) + moments * from(1);
     let state = parameters(&job.model).saturating_mul(copies);
     let tokens = job.batch.micro_batch.saturating_mul(job.batch.seq);
     microbatch(&job.model, tokens)

@@ -3,7 +3,8 @@
 //! ```text
 //! count      valid tokens of the whole batch                all-reduce over dp
 //! run        the schedule's actions: forward, backward, sends; a bucket whose last microbatch
-//!            is through starts its reduction while earlier layers still run backward
+//!            is through starts its reduction while earlier layers still run backward (ZeRO-2, 3:
+//!            after each microbatch); ZeRO-3 gathers parameters one segment ahead of their use
 //! finish     wait for the reductions
 //! norm       sum of squares, each logical element once      all-reduce over the world
 //! update     optimizer on what this rank owns, then parameters to where they are used
@@ -21,8 +22,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::data::{Sample, Samples};
 use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
+use crate::lending::Lending;
 use crate::microbatch::upload;
-use crate::model::{Device, Lent, LentGrads, StageSaved};
+use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 
 /// What the forward and backward passes of a step leave, equal on every rank.
@@ -66,8 +68,11 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
+            lending: lending(&self.chunks),
             times: vec![StageTime::default(); self.chunks.len()],
             chunks: &mut self.chunks,
+            actions: &self.actions,
+            at: 0,
             training: true,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
@@ -137,8 +142,11 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 tp: &self.groups.tp,
             },
             groups: &self.groups,
+            lending: lending(&self.chunks),
             times: vec![StageTime::default(); self.chunks.len()],
             chunks: &mut self.chunks,
+            actions: &actions,
+            at: 0,
             training: false,
             microbatches,
             weight: 1.0,
@@ -176,6 +184,11 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     ctx: Ctx<'a, B, C>,
     groups: &'a Groups<C>,
     chunks: &'a mut [Chunk<B, C, E>],
+    /// By chunk.
+    lending: Vec<Lendings<B, C, E>>,
+    actions: &'a [Action],
+    /// Actions that have begun.
+    at: usize,
     /// An evaluation saves nothing for backward.
     training: bool,
     microbatches: &'a [Vec<Sample>],
@@ -190,12 +203,18 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
 impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     type Error = Failure;
 
-    fn gather(&mut self, _chunk: usize) -> Result<(), Failure> {
-        Ok(())
+    fn gather(&mut self, chunk: usize) -> Result<(), Failure> {
+        match self.first_segment(chunk) {
+            Some(first) => self.begin(chunk, first),
+            None => Ok(()),
+        }
     }
 
-    fn release(&mut self, _chunk: usize) -> Result<(), Failure> {
-        Ok(())
+    fn release(&mut self, chunk: usize) -> Result<(), Failure> {
+        self.lending[chunk]
+            .own
+            .end(&mut self.chunks[chunk].params)?;
+        self.lending[chunk].table.end(&mut self.chunks[0].params)
     }
 
     fn forward(
@@ -205,9 +224,16 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         input: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let batch = upload::<B, E>(self.ctx.device, &self.microbatches[mb], self.weight)?;
-        let params = lent(self.chunks, chunk);
-        let model = &self.chunks[chunk].model;
-        let done = model.forward(&self.ctx, &params, batch, input)?;
+        let mut done = Forward::begin(batch, input);
+        for segment in (0..self.chunks[chunk].segments.len()).rev() {
+            self.enter(chunk, segment, segment.checked_sub(1))?;
+            let Chunk {
+                model, segments, ..
+            } = &self.chunks[chunk];
+            let params = lent(self.chunks, chunk);
+            done = model.forward(&self.ctx, &params, segments[segment].clone(), done)?;
+            self.leave(chunk, segment)?;
+        }
         if let Some(loss_t) = done.loss_t.filter(|_| self.ctx.tp.rank() == 0) {
             self.loss += self.total(&loss_t)?;
         }
@@ -224,13 +250,21 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
         segment: usize,
         dout: Option<B::Buf<E>>,
     ) -> Result<Option<B::Buf<E>>, Failure> {
+        let last = self.chunks[chunk].segments.len();
+        self.enter(
+            chunk,
+            segment,
+            Some(segment + 1).filter(|&next| next < last),
+        )?;
         let saved = self.saved.get_mut(&(mb, chunk)).ok_or_else(unsaved)?;
         let params = lent(self.chunks, chunk);
         let Chunk {
             model, segments, ..
         } = &self.chunks[chunk];
         let run = segments[segment].clone();
-        model.backward_input(&self.ctx, &params, saved, run, dout)
+        let din = model.backward_input(&self.ctx, &params, saved, run, dout)?;
+        self.leave(chunk, segment)?;
+        Ok(din)
     }
 
     fn backward_weight(&mut self, mb: usize, chunk: usize, segment: usize) -> Result<(), Failure> {
@@ -259,6 +293,7 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
 
     fn on_action(&mut self, action: &Action, moment: Moment) {
         let now = thread_seconds();
+        self.at += usize::from(moment == Moment::Begin);
         if moment == Moment::End {
             let time = now - self.clock;
             match *action {
@@ -273,6 +308,52 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
+    /// Starts to gather a segment of a chunk, and the table that its head borrows of chunk 0.
+    fn begin(&mut self, chunk: usize, segment: usize) -> Result<(), Failure> {
+        let (groups, lending) = (self.groups, &mut self.lending[chunk]);
+        let params = &mut self.chunks[chunk].params;
+        lending.own.begin(params, groups, segment)?;
+        if let Some(table) = table_segment(self.chunks, chunk, segment) {
+            let params = &mut self.chunks[0].params;
+            lending.table.begin(params, groups, table)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a segment that is to be used now, and starts to gather the next.
+    fn enter(&mut self, chunk: usize, segment: usize, next: Option<usize>) -> Result<(), Failure> {
+        self.begin(chunk, segment)?;
+        let lending = &mut self.lending[chunk];
+        lending.own.ready(&mut self.chunks[chunk].params, segment)?;
+        if let Some(table) = table_segment(self.chunks, chunk, segment) {
+            lending.table.ready(&mut self.chunks[0].params, table)?;
+        }
+        next.map_or(Ok(()), |next| self.begin(chunk, next))
+    }
+
+    /// Lets a segment go that has been used.
+    fn leave(&mut self, chunk: usize, segment: usize) -> Result<(), Failure> {
+        let lending = &mut self.lending[chunk];
+        lending.own.leave(&mut self.chunks[chunk].params, segment)?;
+        match table_segment(self.chunks, chunk, segment) {
+            Some(table) => lending.table.leave(&mut self.chunks[0].params, table),
+            None => Ok(()),
+        }
+    }
+
+    /// The segment that the pass which begins now uses first; none where it uses none.
+    fn first_segment(&self, of: usize) -> Option<usize> {
+        let rest = self.actions.get(self.at..).unwrap_or_default();
+        rest.iter().find_map(|action| match *action {
+            Action::Forward { chunk, .. } if chunk == of => {
+                Some(self.chunks[of].segments.len().checked_sub(1))
+            }
+            Action::BackwardInput { chunk, segment, .. } if chunk == of => Some(Some(segment)),
+            Action::Release { chunk } if chunk == of => Some(None),
+            _ => None,
+        })?
+    }
+
     /// The sum of the token losses, in f64 and token order.
     fn total(&self, loss_t: &B::Buf<E::Acc>) -> Result<f64, Failure> {
         let mut host = vec![E::Acc::from_f64(0.0); B::len(B::whole(loss_t))];
@@ -292,6 +373,35 @@ fn lent<B: Device, C: Collectives<B>, E: Scalar>(
         own: &own.params,
         table: lender.map(|first| &first.params),
     }
+}
+
+/// What is gathered for the passes of one chunk.
+struct Lendings<B: Device, C: Collectives<B>, E: Scalar> {
+    own: Lending<B, C, E>,
+    /// Of chunk 0, where that holds the table of this one's head.
+    table: Lending<B, C, E>,
+}
+
+/// Nothing gathered yet of any chunk.
+fn lending<B: Device, C: Collectives<B>, E: Scalar>(
+    chunks: &[Chunk<B, C, E>],
+) -> Vec<Lendings<B, C, E>> {
+    let none = |_| Lendings {
+        own: Lending::default(),
+        table: Lending::default(),
+    };
+    chunks.iter().map(none).collect()
+}
+
+/// The segment of chunk 0 in which the table lies that a segment's head borrows: a chunk's head is
+/// in segment 0, the embedding in the last one of chunk 0.
+fn table_segment<B: Device, C: Collectives<B>, E: Scalar>(
+    chunks: &[Chunk<B, C, E>],
+    chunk: usize,
+    segment: usize,
+) -> Option<usize> {
+    let borrows = segment == 0 && chunks[chunk].borrows_table;
+    chunks[0].segments.len().checked_sub(1).filter(|_| borrows)
 }
 
 fn unsaved() -> Failure {

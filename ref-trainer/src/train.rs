@@ -342,7 +342,7 @@ fn write<E: Scalar>(
     for params in rank.chunks.iter().map(|chunk| &chunk.params) {
         for part in 0..params.layout().parts().len() {
             rank.device
-                .add_squares::<E>(params.part(part)?, Cpu::whole_mut(&mut squares))?;
+                .add_squares::<E>(params.part(part)?.view(), Cpu::whole_mut(&mut squares))?;
         }
     }
     let mut sum = [0.0];

@@ -12,6 +12,7 @@ use std::fmt;
 
 use quintet_collectives::DType;
 use quintet_planner::Layout;
+use quintet_planner::states::{self, Bytes, Memory};
 use quintet_planner::traffic::{self, WireTypes};
 use serde::Serialize;
 
@@ -22,7 +23,7 @@ use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
 use crate::oracle::{self, AdamW, Params, Sgd};
-use crate::rank::Begin;
+use crate::rank::{Begin, rule};
 use crate::record::{Record, Step, record};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
@@ -55,6 +56,22 @@ pub struct Verdict {
     pub bytes_predicted: BTreeMap<String, u64>,
     /// Bytes sent by group, counted.
     pub bytes_counted: BTreeMap<String, u64>,
+    /// Bytes held by category on the fullest rank, at rest and at the highest, worked out before
+    /// anything was allocated.
+    pub memory_predicted: BTreeMap<String, Held>,
+    /// The same as allocations were counted.
+    pub memory_counted: BTreeMap<String, Held>,
+    /// The first rank and category in which these differ; empty where none do.
+    pub memory_differs: String,
+}
+
+/// Bytes of a category on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Held {
+    /// Between steps.
+    pub at_rest: u64,
+    /// The most during a step.
+    pub peak: u64,
 }
 
 impl Verdict {
@@ -121,6 +138,19 @@ impl fmt::Display for Verdict {
                 )?;
             }
         }
+        for (category, predicted) in &self.memory_predicted {
+            let (rest, peak) = (predicted.at_rest, predicted.peak);
+            writeln!(
+                f,
+                "  {category} on the fullest rank: predicted {peak} bytes, {rest} at rest"
+            )?;
+        }
+        let memory = if self.memory_differs.is_empty() {
+            "equal on every rank"
+        } else {
+            &self.memory_differs
+        };
+        writeln!(f, "  bytes allocated: {memory}")?;
         writeln!(
             f,
             "{}",
@@ -157,6 +187,8 @@ pub struct Evidence {
     pub truth: Vec<Step>,
     /// Bytes by group over all ranks and steps, worked out before the first message.
     pub predicted: BTreeMap<String, u64>,
+    /// By rank: bytes held by category, worked out before anything was allocated.
+    pub memory: Vec<Memory>,
 }
 
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
@@ -178,6 +210,7 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
     Ok(Evidence {
         predicted,
+        memory: predicted_memory(job)?,
         ours: record(job, samples, Begin::Random)?,
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
         truth: oracle_steps(job, samples)?,
@@ -194,6 +227,21 @@ pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
         &job.layout,
         &job.batch,
         wire_types(job),
+    )?)
+}
+
+/// Bytes that each rank holds by category, before anything is allocated.
+///
+/// # Errors
+/// Where the layout cannot be.
+pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
+    let (types, moments) = (wire_types(job), rule(job).moments().len());
+    Ok(states::step(
+        &job.model,
+        &job.layout,
+        &job.batch,
+        types,
+        moments,
     )?)
 }
 
@@ -326,6 +374,7 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         twin,
         truth,
         predicted,
+        memory,
     } = evidence;
     let bound = bound(job.dtype);
     let mut worst = Difference::default();
@@ -355,12 +404,13 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         bits.params &= same(&x.params, &t.params);
     }
     let copies_differ = differing_copies(ours);
+    let memory_differs = differing_memory(memory, &ours.memory);
     let within = |value: f64| value < bound;
     let bytes_counted = traffic::total(&ours.bytes);
     ok &= *predicted == bytes_counted;
     ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
     Verdict {
-        ok: ok && copies_differ.is_empty(),
+        ok: ok && copies_differ.is_empty() && memory_differs.is_empty(),
         steps: job.steps,
         loss_rel,
         grad_rel_max: worst.relative,
@@ -372,7 +422,38 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         copies_differ,
         bytes_predicted: predicted.clone(),
         bytes_counted,
+        memory_predicted: on_the_fullest(memory),
+        memory_counted: on_the_fullest(&ours.memory),
+        memory_differs,
     }
+}
+
+fn on_the_fullest(ranks: &[Memory]) -> BTreeMap<String, Held> {
+    let most = states::fullest(ranks).into_iter();
+    let held = |Bytes { at_rest, peak }| Held { at_rest, peak };
+    most.map(|(category, bytes)| (category, held(bytes)))
+        .collect()
+}
+
+/// The first rank and category in which more or less was allocated than predicted.
+fn differing_memory(predicted: &[Memory], counted: &[Memory]) -> String {
+    if predicted.len() != counted.len() {
+        let (want, got) = (predicted.len(), counted.len());
+        return format!("{got} ranks were counted where {want} were predicted");
+    }
+    for (rank, (want, got)) in predicted.iter().zip(counted).enumerate() {
+        for category in want.keys().chain(got.keys()) {
+            let of = |memory: &Memory| memory.get(category).copied().unwrap_or_default();
+            let (want, got) = (of(want), of(got));
+            if want != got {
+                return format!(
+                    "rank {rank} held {} bytes of {category}, {} at rest, where {} and {} were predicted",
+                    got.peak, got.at_rest, want.peak, want.at_rest
+                );
+            }
+        }
+    }
+    String::new()
 }
 
 fn same(a: &Tensors, b: &Tensors) -> bool {
@@ -384,9 +465,11 @@ fn differing_copies(ours: &Record) -> String {
     let mut first = BTreeMap::new();
     for (rank, held) in ours.held.iter().enumerate() {
         for h in held {
-            let part: Vec<_> = h.part.iter().map(|r| (r.start, r.end)).collect();
+            if h.part.is_empty() {
+                continue;
+            }
             let (holder, hash) = *first
-                .entry((h.step, &h.name, part))
+                .entry((h.step, &h.name, &h.part))
                 .or_insert((rank, h.hash));
             if hash != h.hash {
                 return format!(

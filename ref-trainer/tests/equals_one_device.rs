@@ -23,7 +23,7 @@ struct Outcome {
     twin: Vec<Step>,
     /// The oracle's steps.
     truth: Vec<Step>,
-    /// All that is no matter of rounding holds: copies, bytes, counts of tokens.
+    /// All that is no matter of rounding holds: copies, bytes sent and held, counts of tokens.
     exact: bool,
 }
 
@@ -34,7 +34,8 @@ fn run(draw: &Draw) -> Result<Outcome, Failure> {
     let (ours, twin, truth) = (evidence.ours.steps, evidence.twin, evidence.truth);
     let counts = ours.iter().zip(&truth).all(|(x, r)| x.count == r.count);
     let bytes = verdict.bytes_counted == verdict.bytes_predicted;
-    let exact = counts && bytes && verdict.copies_differ.is_empty();
+    let memory = verdict.memory_differs.is_empty();
+    let exact = counts && bytes && memory && verdict.copies_differ.is_empty();
     Ok(Outcome {
         verdict,
         twin,

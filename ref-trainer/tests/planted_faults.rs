@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use common::{cut, plant, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, Factor, Placement, ProcessGroup};
-use quintet_parallel_layers::pipeline::{Action, Schedule, ScheduleKind};
+use quintet_parallel_layers::pipeline::{Action, Reduction, Schedule, ScheduleKind};
 use quintet_planner::config::Layout;
 use quintet_planner::model::stage_layers;
 use quintet_ref_trainer::data::{RandomMask, Samples};
@@ -21,7 +21,7 @@ use quintet_ref_trainer::oracle::{EMBEDDING, FINAL_NORM};
 use quintet_ref_trainer::rank::Begin;
 use quintet_ref_trainer::record::{Recorded, record_on};
 use quintet_ref_trainer::verify::{Evidence, Verdict, evidence, judge};
-use quintet_zero::ZeroStage;
+use quintet_zero::{ParamStore, Partition, ZeroStage};
 
 type Plant = fn(&mut Recorded<'_, f64>) -> Result<(), Failure>;
 
@@ -39,6 +39,7 @@ fn found(outcome: &Result<Verdict, Failure>) -> BTreeSet<&'static str> {
         ("parameters", beyond(v.param_rel_max)),
         ("copies", !v.copies_differ.is_empty()),
         ("bytes", v.bytes_counted != v.bytes_predicted),
+        ("memory", !v.memory_differs.is_empty()),
     ];
     let found: BTreeSet<_> = all
         .into_iter()
@@ -301,6 +302,109 @@ fn a_sum_that_is_right_but_sent_twice() {
         plant,
         &["bytes"],
     );
+}
+
+#[test]
+fn gradients_that_are_reduced_twice() {
+    let plant: Plant = |rank| {
+        let each = rank
+            .schedule
+            .clone()
+            .with_reduction(Reduction::EachMicrobatch);
+        rank.actions = each.actions(rank.stage_index());
+        Ok(())
+    };
+    let job = job(2, 1, 1, |l| l.zero_stage = 1);
+    caught(
+        "sums of two microbatches, each sent",
+        &job,
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn microbatches_whose_reduction_is_left_out() {
+    let plant: Plant = |rank| {
+        let once = rank.schedule.clone().with_reduction(Reduction::Once);
+        rank.actions = once.actions(rank.stage_index());
+        Ok(())
+    };
+    // The sum is right: it is only taken later, of whole gradients that should have gone.
+    let job = job(2, 1, 1, |l| l.zero_stage = 2);
+    let by = ["bytes", "memory"];
+    caught("zero 2: reduced once a step", &job, plant, &by);
+}
+
+#[test]
+fn a_microbatch_whose_reduction_is_left_out() {
+    let plant: Plant = |rank| {
+        let first: fn(&Action) -> bool = |a| matches!(a, Action::ReduceGrads { bucket: 0, .. });
+        plant::actions(rank, 0, |actions| {
+            if let Some(at) = actions.iter().position(first) {
+                actions.remove(at);
+            }
+        });
+        Ok(())
+    };
+    // Its gradient waits for the next microbatch's: the sum is right, and one sum less is sent.
+    let job = job(2, 1, 1, |l| (l.zero_stage, l.bucket_bytes) = (2, 1));
+    caught("zero 2: one reduction left out", &job, plant, &["bytes"]);
+    let plant: Plant = |rank| {
+        plant::actions(rank, 0, |actions| {
+            let last = |a: &Action| matches!(a, Action::ReduceGrads { bucket: 0, .. });
+            if let Some(at) = actions.iter().rposition(last) {
+                actions.remove(at);
+            }
+        });
+        Ok(())
+    };
+    caught(
+        "zero 2: the last reduction left out",
+        &job,
+        plant,
+        &["refused"],
+    );
+}
+
+#[test]
+fn parameters_that_are_gathered_once_and_kept() {
+    let plant: Plant = |rank| {
+        for chunk in &mut rank.chunks {
+            for bucket in 0..chunk.segments.len() {
+                chunk.params.gather(&rank.groups, bucket)?;
+            }
+        }
+        Ok(())
+    };
+    let job = job(2, 1, 2, |l| l.zero_stage = 3);
+    caught("zero 3: kept over a step", &job, plant, &["refused"]);
+}
+
+#[test]
+fn chunks_that_are_whole_beside_chunks_that_are_not() {
+    let plant: Plant = |rank| {
+        for chunk in &mut rank.chunks {
+            let whole = Partition::new(chunk.params.layout().clone(), ZeroStage::Two);
+            chunk.params = ParamStore::zeros(&rank.device, &whole)?;
+        }
+        plant::set(rank, |_, _, was| was)
+    };
+    let job = job(2, 2, 1, |l| l.zero_stage = 3);
+    // Nothing is gathered before use nor after the step: replicas drift apart.
+    let by = ["parameters", "copies", "bytes", "memory"];
+    caught("zero 3: parameters whole", &job, plant, &by);
+}
+
+#[test]
+fn shards_among_other_replicas_than_is_said() {
+    let plant: Plant = |rank| plant::sharded_within(rank, None);
+    let mut job = job(4, 1, 1, |l| {
+        (l.zero_stage, l.hybrid_shard_size) = (3, Some(2));
+    });
+    job.batch.global_batch = 16;
+    let by = ["bytes", "memory"];
+    caught("hybrid: shards among all replicas", &job, plant, &by);
 }
 
 #[test]

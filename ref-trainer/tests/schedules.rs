@@ -4,10 +4,13 @@
 mod common;
 
 use common::{cut, samples_of, small_job, with};
+use quintet_collectives::transport::local::World;
+use quintet_kernels::Cpu;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_ref_trainer::checkpoint::about;
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::job::Job;
+use quintet_ref_trainer::rank::{Begin, Rank};
 use quintet_ref_trainer::verify::verify;
 
 /// A job of 8 layers and 12 microbatches a replica.
@@ -58,13 +61,30 @@ fn one_stage_may_hold_the_whole_model_in_chunks() {
     }
 }
 
+/// Forward alone, over any number of microbatches: the loss of one rank.
+#[test]
+fn an_evaluation_is_the_same_under_each() -> Result<(), Failure> {
+    let loss = |job: &Job| {
+        let samples = samples_of(job);
+        let all: Vec<_> = (0..5).map(|m| samples.microbatch(9, m, 1)).collect();
+        let found = World::new(job.layout.world())?.go(|comm| {
+            let mut rank = Rank::<_, _, f64>::new(job, Cpu::new(1), comm, Begin::Random)?;
+            rank.evaluate(&all)
+        })?;
+        assert!(found.iter().all(|f| *f == found[0]));
+        Ok::<_, Failure>(found[0])
+    };
+    let single = job(ScheduleKind::OneFOneB, (1, 1, 1), true);
+    let one = loss(&single)?;
+    for kind in ScheduleKind::ALL {
+        assert_eq!(loss(&job(kind, (1, 1, 3), true))?, one, "{kind}");
+    }
+    Ok(())
+}
+
 /// A run goes on under another schedule from where it was saved under one.
 #[test]
 fn a_checkpoint_moves_between_schedules() -> Result<(), Failure> {
-    use quintet_collectives::transport::local::World;
-    use quintet_kernels::Cpu;
-    use quintet_ref_trainer::rank::{Begin, Rank};
-
     let root = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("between-schedules");
     let _ = std::fs::remove_dir_all(&root);
     let from = job(ScheduleKind::DualPipeV, (1, 2, 2), true);

@@ -42,9 +42,10 @@ fn train(world: Communicator<Local>) -> Result<(), Error> {
         bucket_bytes: 1 << 20,
         element_bytes: 4,
         tied: &[],
+        shard_within: None,
     };
     let layout = Arc::new(FlatLayout::build(&[vec![w]], &mesh, rank, &spec)?);
-    let partition = Partition::new(layout.clone(), ZeroStage::One)?;
+    let partition = Partition::new(layout.clone(), ZeroStage::One);
     let groups = {
         let parent = world.subgroup(world.group(), "zero")?;
         GroupSet::build(&[&layout], world, |name, ranks| {
@@ -52,7 +53,7 @@ fn train(world: Communicator<Local>) -> Result<(), Error> {
         })?
     };
 
-    let mut params = ParamStore::<Cpu, f32>::zeros(&device, &layout)?;
+    let mut params = ParamStore::<Cpu, f32>::zeros(&device, &partition)?;
     let mut sync = GradSync::new(&device, &partition, &groups)?;
     let rule = Rule::AdamW {
         beta1: 0.9,

@@ -57,7 +57,7 @@ fn squares<B: Optimizer, C: Collectives<B>, E: Scalar>(
         let mut rest = B::whole_mut(&mut sums);
         for Piece { part, range, .. } in &pieces {
             let (sum, others) = B::split_mut(rest, 1);
-            device.add_squares::<E::Acc>(B::slice(sync.part(*part)?, range.clone()), sum)?;
+            device.add_squares::<E::Acc>(sync.part(*part)?.cut(range.clone())?, sum)?;
             rest = others;
         }
     }
@@ -117,10 +117,8 @@ fn first_bad<B: Backend, C: Collectives<B>, E: Scalar>(
     let layout: &FlatLayout = sync.layout();
     for piece in layout.counted() {
         let mut host = alloc::vec![<E::Acc as Real>::ZERO; piece.range.len()];
-        device.download(
-            B::slice(sync.part(piece.part)?, piece.range.clone()),
-            &mut host,
-        )?;
+        let grad = sync.part(piece.part)?.cut(piece.range.clone())?;
+        device.download(grad, &mut host)?;
         let Some(at) = host.iter().position(|x| !Real::is_finite(*x)) else {
             continue;
         };

@@ -6,8 +6,8 @@ use alloc::string::String;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A ZeRO stage that is not built.
-    #[error("ZeRO stage {stage} is not built yet; stages 0 and 1 are")]
+    /// A ZeRO stage that there is not.
+    #[error("there is no ZeRO stage {stage}; there are 0 to 3")]
     Stage {
         /// The stage asked for.
         stage: u8,

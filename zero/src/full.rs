@@ -33,7 +33,7 @@ pub fn gather_params<B: Backend, C: Collectives<B>, E: Scalar>(
         &layouts,
         groups,
         |chunk, part, range, host: &mut [E]| {
-            Ok(device.download(B::slice(stores[chunk].part(part)?, range), host)?)
+            Ok(device.download(stores[chunk].part(part)?.cut(range)?, host)?)
         },
     )
 }
@@ -53,7 +53,7 @@ pub fn gather_grads<B: Backend, C: Collectives<B>, E: Scalar>(
         &layouts,
         groups,
         |chunk, part, range, host: &mut [E::Acc]| {
-            Ok(device.download(B::slice(syncs[chunk].part(part)?, range), host)?)
+            Ok(device.download(syncs[chunk].part(part)?.cut(range)?, host)?)
         },
     )
 }

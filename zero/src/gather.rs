@@ -1,35 +1,69 @@
-//! Parameters on their way back to all ranks after a step: waited for when forward needs them.
+//! Parameters on their way to where they are used: waited for when a layer needs them.
 //!
 //! ```text
-//! start_step        step tied, last bucket .. first layers' bucket; each all-gather starts at once
-//! next forward      end(bucket of layer 0)  layer 0   end(..)  layer 1 ...
+//! stages 1, 2   start_step        step tied, last bucket .. first layers' bucket; each all-gather
+//!                                 starts at once
+//!               next forward      end_bucket(of layer 0)  layer 0   end_bucket(..)  layer 1 ...
+//!
+//! stage 3       ahead(0)  end_bucket(0) ahead(1) | layers of 0 | release(0) end_bucket(1) ahead(2) ...
+//!                                       ==== 1 on the wire ====
 //! ```
 
 use alloc::vec::Vec;
 
 use quintet_kernels::{Backend, Collectives, Scalar};
 
-use crate::{Error, ParamStore};
+use crate::{Error, Groups, ParamStore};
 
-/// All-gathers under way, from [`ShardedOptimizer::start_step`](crate::ShardedOptimizer). Until
-/// they are ended the parameters of their buckets cannot be viewed; dropped, they are lost.
+/// All-gathers under way, of the step before ([`ShardedOptimizer::start_step`]) or ahead of use
+/// ([`Gathering::ahead`]). Until they are ended the parameters of their buckets cannot be viewed;
+/// dropped, they are lost.
+///
+/// [`ShardedOptimizer::start_step`]: crate::ShardedOptimizer::start_step
 #[must_use = "the parameters come back only when it is ended"]
 pub struct Gathering<B: Backend, C: Collectives<B>, E: Scalar> {
     started: Vec<(usize, C::Pending<E>)>,
 }
 
+impl<B: Backend, C: Collectives<B>, E: Scalar> Default for Gathering<B, C, E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<B: Backend, C: Collectives<B>, E: Scalar> Gathering<B, C, E> {
-    pub(crate) fn new() -> Self {
+    /// None under way.
+    pub fn new() -> Self {
         Self {
             started: Vec::new(),
         }
+    }
+
+    /// Starts to gather what the layers of a bucket read and what is not gathered already, under
+    /// stage 3; each call is answered by a [`ParamStore::release`]. All ranks that share
+    /// parameters gather the same buckets in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Index`] where there is no such bucket, and what a collective or the device fails
+    /// with.
+    pub fn ahead(
+        &mut self,
+        params: &mut ParamStore<B, E>,
+        groups: &impl Groups<C>,
+        bucket: usize,
+    ) -> Result<(), Error> {
+        for part in params.want(bucket)? {
+            let pending = params.start_gather::<C>(groups, part)?;
+            self.push(part, pending);
+        }
+        Ok(())
     }
 
     pub(crate) fn push(&mut self, part: usize, pending: Option<C::Pending<E>>) {
         self.started.extend(pending.map(|pending| (part, pending)));
     }
 
-    /// Waits for the parameters of a bucket's layers, and for the tied ones.
+    /// Waits for what the layers of a bucket read.
     ///
     /// # Errors
     /// What a collective fails with.
@@ -38,12 +72,8 @@ impl<B: Backend, C: Collectives<B>, E: Scalar> Gathering<B, C, E> {
         params: &mut ParamStore<B, E>,
         bucket: usize,
     ) -> Result<(), Error> {
-        let (parts, tied) = {
-            let layout = params.layout();
-            let found = layout.buckets().get(bucket).map(|b| b.parts.clone());
-            (found.unwrap_or(0..0), layout.tied())
-        };
-        self.end_where(params, |part| parts.contains(&part) || tied.contains(&part))
+        let parts = params.layout().parts_of(bucket);
+        self.end_where(params, |part| parts.contains(&part))
     }
 
     /// Waits for all.

@@ -45,7 +45,7 @@ impl<C> GroupSet<C> {
         let (mut over, mut tie) = (BTreeMap::new(), BTreeMap::new());
         for layout in layouts {
             for part in layout.parts() {
-                for factors in [&part.shard, &part.extra] {
+                for factors in [&part.shard, &part.across, &part.extra] {
                     if !factors.is_empty() && !over.contains_key(factors) {
                         let ranks = layout.mesh().group(layout.rank(), factors);
                         over.insert(factors.clone(), make(&factors_name(factors), &ranks)?);

@@ -42,6 +42,10 @@ pub struct LayoutSpec<'a> {
     pub element_bytes: usize,
     /// The names that live on several stages.
     pub tied: &'a [Tied],
+    /// Neighbouring replicas that shard among themselves, the others holding copies of what they
+    /// hold (hybrid sharding); none: all of them. Of experts, which may have fewer replicas, the
+    /// greatest common divisor of this and of those.
+    pub shard_within: Option<usize>,
 }
 
 /// A name whose copies live on several pipeline stages.
@@ -81,6 +85,8 @@ impl Entry {
 pub struct Part {
     /// Over which replicas the sum is sharded: the factors of dp, cp (dense) or edp (experts).
     pub shard: Vec<Factor>,
+    /// Replicas that hold copies of the shards, under hybrid sharding; their sum comes last.
+    pub across: Vec<Factor>,
     /// The other factors of the sum; they come first.
     pub extra: Vec<Factor>,
     /// The stages that hold copies, where there are several; their sum comes before all others.
@@ -223,6 +229,18 @@ impl FlatLayout {
         Ok(found)
     }
 
+    /// The parts that the layers of a bucket read, ascending: its own, and those of tables that lie
+    /// elsewhere; none where there is no such bucket.
+    #[must_use]
+    pub fn parts_of(&self, bucket: usize) -> Vec<usize> {
+        let layers = self.buckets.get(bucket).map(|b| b.layers.clone());
+        let used = self.layers[layers.unwrap_or(0..0)].iter().flatten();
+        let mut parts: Vec<usize> = used.map(|&e| self.entries[e].part).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        parts
+    }
+
     /// Elements of all parts.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -250,8 +268,8 @@ impl FlatLayout {
 
     /// What this rank counts: over all ranks, each logical element exactly once. It is the rank's
     /// chunk of each part, whatever the ZeRO stage, so that a norm has the same bits under all of
-    /// them; ranks that are not first on an extra factor, or on a later stage of a tie, count
-    /// nothing.
+    /// them; ranks that are not first on an extra factor or among copies of a shard, or on a later
+    /// stage of a tie, count nothing.
     #[must_use]
     pub fn counted(&self) -> Vec<Piece> {
         let mut pieces = Vec::new();
@@ -263,7 +281,7 @@ impl FlatLayout {
             let owned = p.chunk(p.place);
             for &entry in &p.entries {
                 let e = &self.entries[entry];
-                if !self.first_elsewhere(&e.spec) {
+                if !self.first_elsewhere(p, &e.spec) {
                     continue;
                 }
                 let runs = self.runs(e, &owned);
@@ -284,11 +302,12 @@ impl FlatLayout {
 
     /// Whether this rank comes first on every factor on which equal elements lie and that is not
     /// cut by ownership.
-    fn first_elsewhere(&self, spec: &ParamSpec) -> bool {
+    fn first_elsewhere(&self, part: &Part, spec: &ParamSpec) -> bool {
         let summed = spec.summed_over();
         let owned = |f: &Factor| is_replica(f.axis) && summed.contains(f);
         let mut equal = spec.at_use.iter().filter(|(_, p)| !p.is_shard());
-        equal.all(|(f, _)| f.degree == 1 || owned(f) || self.mesh.place(self.rank, *f) == 0)
+        let first = |f: &Factor| f.degree == 1 || self.mesh.place(self.rank, *f) == 0;
+        equal.all(|(f, _)| owned(f) || first(f)) && part.across.iter().all(first)
     }
 }
 

@@ -1,5 +1,5 @@
-//! ZeRO sharding of gradients and optimizer state: flat layouts, partitions, overlapped buckets,
-//! exact global-norm clipping, and checkpoints that load under any other layout.
+//! ZeRO sharding of parameters, gradients and optimizer state: flat layouts, partitions, overlapped
+//! buckets, exact global-norm clipping, and checkpoints that load under any other layout.
 //!
 //! ```text
 //! ParamSpecs of a chunk --FlatLayout::build--> entries, parts, buckets      pure data
@@ -18,11 +18,19 @@
 //! |-----------|------------|-----------|-----------------|---------------------------------------------|
 //! | 0 `Ddp`   | whole      | whole     | whole           | all-reduce of the gradient                  |
 //! | 1 `One`   | whole      | whole     | 1/N             | reduce-scatter, all-gather of the parameter |
-//! | 2 `Two`   | whole      | 1/N       | 1/N             | not built yet                               |
-//! | 3 `Three` | 1/N        | 1/N       | 1/N             | not built yet                               |
+//! | 2 `Two`   | whole      | 1/N       | 1/N             | M reduce-scatters, all-gather               |
+//! | 3 `Three` | 1/N        | 1/N       | 1/N             | M reduce-scatters, 2 M all-gathers          |
 //!
-//! N is dp x cp for dense parameters and edp for those of experts. Stages 0 and 1 have the same
-//! bits, the norm included.
+//! N is dp x cp for dense parameters and edp for those of experts, M the microbatches of a step.
+//! Stages 0 and 1 have the same bits, the norm included ([`exact`]), and so have 2 and 3; with one microbatch
+//! all four have. Under *hybrid sharding* ([`LayoutSpec::shard_within`]) N neighbours shard among
+//! themselves, parameters are gathered among them alone, and once a step the chunks of gradients
+//! are summed over the groups that hold copies.
+//!
+//! What is whole only for a while is bounded: [`live`] keeps the books, for the performers here and
+//! for planners. A part of one rank is never gathered, and its gradient is added to where it is
+//! kept. A table tied over stages is summed over its stages before any sum over replicas, so that
+//! its gradient stays whole until the step ends, under every stage.
 //!
 //! # A flat layout
 //!
@@ -55,16 +63,27 @@
 //!
 //! ```text
 //! sync.zero()?;
-//! for each microbatch: for each segment of layout.segments(): for each layer of it, reversed:
+//! for each microbatch: for each bucket, segment of layout.segments(): for each layer, reversed:
 //!     layer.backward(.., params.views(layer)?, .., sync.views_mut(layer)?)
-//!     after the last microbatch of the segment: sync.reduce(&groups, bucket)?
+//!     after the last microbatch of the segment (stages 2, 3: after each): sync.reduce(&groups, bucket)?
 //! sync.finish(&groups)?;
 //! let norm = grad_norm(&device, &[&sync], &groups)?;
 //! optimizer.step(&mut params, &sync, &groups, lr, clip_factor(norm, 1.0))?;
 //! ```
 //!
-//! [`ShardedOptimizer::start_step`] leaves the all-gathers of stage 1 under way, to be ended bucket by
-//! bucket before the next forward. `examples/01_zero1.rs` is a whole program.
+//! [`ShardedOptimizer::start_step`] leaves the all-gathers of stages 1 and 2 under way, to be ended
+//! bucket by bucket before the next forward. Under stage 3 a segment's parameters are gathered
+//! before they are viewed, best one segment ahead, in forward and in backward:
+//!
+//! ```text
+//! gathering.ahead(&mut params, &groups, first)?;
+//! for each bucket: gathering.end_bucket(&mut params, bucket)?;
+//!                  gathering.ahead(&mut params, &groups, next)?;    // on the wire beside its layers
+//!                  .. params.views(layer)? ..
+//!                  params.release(bucket)?;
+//! ```
+//!
+//! `examples/01_zero1.rs` and `examples/02_zero3.rs` are whole programs.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -81,7 +100,9 @@ pub mod exact;
 pub mod full;
 pub mod gather;
 pub mod groups;
+pub mod held;
 pub mod layout;
+pub mod live;
 pub mod optimizer;
 pub mod partition;
 pub mod store;
@@ -93,7 +114,9 @@ pub use error::Error;
 pub use full::{Full, gather_grads, gather_params, gather_state};
 pub use gather::Gathering;
 pub use groups::{GroupSet, Groups, tie_ranks};
+pub use held::Held;
 pub use layout::{Bucket, Entry, FlatLayout, LayoutSpec, Part, Piece, Tied};
+pub use live::{WholeGrads, WholeParams};
 pub use optimizer::{Rule, ShardedOptimizer};
 pub use partition::{Keep, Kept, Partition, ZeroStage};
 pub use store::ParamStore;

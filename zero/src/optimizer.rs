@@ -4,10 +4,11 @@
 //! part      | w            | b    | norm     |        decay splits a chunk by entry
 //! rank 1            [..............]                  m, v (and master weights of bf16) live here
 //! step              wwwwwwww|bbbbbb
-//! beside the next   all-gather of the part's parameters, over the replicas
+//! beside the next   all-gather of the part's parameters, over the replicas (stages 1 and 2; under
+//!                   stage 3 they are gathered when they are used)
 //! ```
 //!
-//! Steps are elementwise, so that stages 0 and 1 have the same bits.
+//! Steps are elementwise, so that equal gradients make equal bits under every stage.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,7 +18,7 @@ use core::ops::Range;
 use quintet_kernels::backend::slice_mut;
 use quintet_kernels::{AdamWSpec, Backend, Collectives, Float, Optimizer, Scalar, SgdSpec, Tag};
 
-use crate::{Entry, Error, FlatLayout, Gathering, GradSync, Groups, ParamStore, Partition};
+use crate::{Entry, Error, FlatLayout, Gathering, GradSync, Groups, Held, ParamStore, Partition};
 
 /// The rule of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,7 +105,7 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
                 None
             } else {
                 let mut host = alloc::vec![E::from_f64(0.0); range.len()];
-                device.download(B::slice(params.part(part)?, range.clone()), &mut host)?;
+                device.download(params.part(part)?.cut(range.clone())?, &mut host)?;
                 let wide: Vec<E::Acc> = host.into_iter().map(Float::to_acc).collect();
                 Some(device.upload(Tag::Optimizer, &wide)?)
             };
@@ -144,11 +145,11 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
     }
 
     /// One step with this learning rate on gradients times `grad_scale` (the clip factor). After
-    /// it every rank has all parameters again.
+    /// it every rank has all parameters again that it holds at rest.
     ///
     /// # Errors
-    /// [`Error::Order`] before [`GradSync::finish`], and what the device or a collective fails
-    /// with.
+    /// [`Error::Order`] before [`GradSync::finish`] and while parameters are gathered, whose copies
+    /// would be stale after it; what the device or a collective fails with.
     pub fn step<C: Collectives<B>>(
         &mut self,
         params: &mut ParamStore<B, E>,
@@ -177,6 +178,13 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         let count = self.parts.len();
         let reduced = (0..count).map(|part| grads.part(part));
         let reduced: Vec<_> = reduced.collect::<Result<_, _>>()?;
+        if !params.at_rest() {
+            return Err(Error::Order {
+                what: "step",
+                index: self.step as usize + 1,
+                why: "parameters are still gathered, and would be stale after it",
+            });
+        }
         self.step += 1;
         let numbers = Numbers {
             rule: self.rule,
@@ -186,8 +194,9 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         };
         let mut gathering = Gathering::new();
         for (part, grad) in reduced.into_iter().enumerate().rev() {
-            self.parts[part].step(&self.device, &numbers, grad, params.part_mut(part)?)?;
-            if self.partition.scatters() {
+            let (held, param) = params.rest_mut(part)?;
+            self.parts[part].step(&self.device, &numbers, &grad, (held.start, param))?;
+            if self.partition.scatters() && !self.partition.gathers(part) {
                 gathering.push(part, params.start_gather::<C>(groups, part)?);
             }
         }
@@ -276,21 +285,22 @@ impl<B: Optimizer, E: Scalar> State<B, E> {
         &mut self,
         device: &B,
         numbers: &Numbers,
-        grad: B::Ref<'_, E::Acc>,
-        param: &mut B::Buf<E>,
+        grad: &Held<'_, B, E::Acc>,
+        (first, param): (usize, &mut B::Buf<E>),
     ) -> Result<(), Error> {
         for (range, decay) in &self.cuts {
-            let grad = B::slice(grad, range.clone());
+            let grad = grad.cut(range.clone())?;
+            let held = range.start - first..range.end - first;
             let own = range.start - self.range.start..range.end - self.range.start;
             let mut moments = self.moments.iter_mut();
             let moments = (moments.next(), moments.next());
             let pair = (cut::<B, _>(moments.0, &own), cut::<B, _>(moments.1, &own));
             let (master, param) = match &mut self.master {
                 Some(master) => {
-                    let param = slice_mut::<B, E>(B::whole_mut(param), range.clone());
+                    let param = slice_mut::<B, E>(B::whole_mut(param), held);
                     (cut::<B, _>(Some(master), &own), Some(param))
                 }
-                None => (cut::<B, _>(as_acc::<B, E>(param), range), None),
+                None => (cut::<B, _>(as_acc::<B, E>(param), &held), None),
             };
             numbers.apply::<B, E>(device, *decay, grad, master, pair, param)?;
         }

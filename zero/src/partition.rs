@@ -1,7 +1,7 @@
 //! Who keeps what: the whole difference between the stages.
 //!
 //! The table stands in the head of this crate; [`ZeroStage::kept`] is its rows.
-//! (Rajbhandari et al. 2020.) Stages 2 and 3 are refused until they are built.
+//! (Rajbhandari et al. 2020.)
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -86,16 +86,9 @@ pub struct Partition {
 
 impl Partition {
     /// Who keeps what of `layout`.
-    ///
-    /// # Errors
-    /// [`Error::Stage`] for stages that are not built.
-    pub fn new(layout: Arc<FlatLayout>, stage: ZeroStage) -> Result<Self, Error> {
-        if stage > ZeroStage::One {
-            return Err(Error::Stage {
-                stage: stage.number(),
-            });
-        }
-        Ok(Self { layout, stage })
+    #[must_use]
+    pub fn new(layout: Arc<FlatLayout>, stage: ZeroStage) -> Self {
+        Self { layout, stage }
     }
 
     /// The layout.
@@ -114,6 +107,31 @@ impl Partition {
     #[must_use]
     pub fn scatters(&self) -> bool {
         self.stage.kept().state == Keep::Chunk
+    }
+
+    /// Whether gradients are kept in chunks, and reduced after each microbatch.
+    #[must_use]
+    pub fn cuts_grads(&self) -> bool {
+        self.stage.kept().grad == Keep::Chunk
+    }
+
+    /// Whether a part is at rest in chunks of several ranks, and must be gathered for its use.
+    #[must_use]
+    pub fn gathers(&self, part: usize) -> bool {
+        let several = self.layout.parts().get(part).is_some_and(|p| p.places > 1);
+        several && self.stage.kept().param == Keep::Chunk
+    }
+
+    /// The range of a part for which this rank keeps parameters at rest.
+    #[must_use]
+    pub fn param(&self, part: usize) -> Range<usize> {
+        self.range(part, self.stage.kept().param)
+    }
+
+    /// The range of a part for which this rank keeps gradients until the step.
+    #[must_use]
+    pub fn grad(&self, part: usize) -> Range<usize> {
+        self.range(part, self.stage.kept().grad)
     }
 
     /// The range of a part for which this rank keeps optimizer state and takes the step.

@@ -85,7 +85,7 @@ fn same_order_as_peers(model: &Model, rank: usize, layout: &FlatLayout) {
         entries.map(|e| (e.spec.name.clone(), e.len)).collect()
     };
     for (index, part) in layout.parts().iter().enumerate() {
-        for factors in [&part.shard, &part.extra] {
+        for factors in [&part.shard, &part.across, &part.extra] {
             for peer in layout.mesh().group(rank, factors) {
                 let peer = model.layout(peer);
                 assert_eq!(
@@ -114,14 +114,16 @@ proptest! {
         (pp, dp, cp, tp) in (1..=3_usize, 1..=3_usize, 1..=2_usize, 1..=4_usize),
         (ep, etp) in (1..=4_usize, 1..=2_usize),
         (hidden, vocab, blocks) in (0..=4_usize, 1..=6_usize, 0..=4_usize),
-        (bucket_bytes, tie) in (0..400_usize, any::<bool>()),
+        (bucket_bytes, tie, within) in (0..400_usize, any::<bool>(), 0..4_usize),
     ) {
         let degrees = if (dp * cp * tp).is_multiple_of(ep * etp) {
             Degrees { pp, dp, cp, tp, ep, etp }
         } else {
             degrees(pp, dp, cp, tp, 1)
         };
-        laws(&Model { degrees, hidden, vocab, blocks, bucket_bytes, tie });
+        let within = [None, Some(1), Some(cp), Some(dp * cp)][within];
+        let model = Model::new(degrees);
+        laws(&Model { hidden, vocab, blocks, bucket_bytes, tie, within, ..model });
     }
 }
 
@@ -139,6 +141,7 @@ fn spec(tied: &[Tied]) -> LayoutSpec<'_> {
         bucket_bytes: 0,
         element_bytes: 4,
         tied,
+        shard_within: None,
     }
 }
 
@@ -195,13 +198,61 @@ fn what_cannot_be_laid_out_is_said() {
 }
 
 #[test]
-fn stages_two_and_three_are_refused() {
-    let layout = Model::new(degrees(1, 1, 1, 1, 1)).layout(0);
+fn there_are_four_stages() {
     for stage in 0..=3 {
-        let stage = ZeroStage::from_number(stage).unwrap();
-        let partition = Partition::new(layout.clone(), stage);
-        assert_eq!(partition.is_ok(), stage <= ZeroStage::One);
+        assert_eq!(ZeroStage::from_number(stage).unwrap().number(), stage);
     }
     let text = ZeroStage::from_number(4).unwrap_err().to_string();
-    assert_eq!(text, "ZeRO stage 4 is not built yet; stages 0 and 1 are");
+    assert_eq!(text, "there is no ZeRO stage 4; there are 0 to 3");
+}
+
+/// Each element of each part is kept by exactly one rank of each group that shards it.
+#[test]
+fn chunks_cover_each_part_once_in_each_group() {
+    for within in [None, Some(1), Some(2), Some(3), Some(6)] {
+        let model = Model {
+            within,
+            ..Model::new(degrees(1, 6, 1, 2, 4))
+        };
+        let layouts: Vec<_> = (0..12).map(|rank| model.layout(rank)).collect();
+        for (rank, layout) in layouts.iter().enumerate() {
+            for (index, part) in layout.parts().iter().enumerate() {
+                let group = layout.mesh().group(rank, &part.shard);
+                let copies = layout.mesh().group(rank, &part.across);
+                let all = layout
+                    .mesh()
+                    .group(rank, &[&part.shard[..], &part.across].concat());
+                assert_eq!(group.len() * copies.len(), all.len());
+                let mut kept = vec![0; part.len];
+                for &peer in &group {
+                    let peer = Partition::new(layouts[peer].clone(), ZeroStage::Three);
+                    kept[peer.param(index)].iter_mut().for_each(|n| *n += 1);
+                }
+                assert!(kept.iter().all(|&n| n == 1), "{within:?} part {index}");
+                for &copy in &copies {
+                    let peer = Partition::new(layouts[copy].clone(), ZeroStage::Three);
+                    let mine = Partition::new(layout.clone(), ZeroStage::Three);
+                    assert_eq!(peer.param(index), mine.param(index));
+                }
+            }
+        }
+    }
+    let odd = Model {
+        degrees: degrees(1, 3, 2, 1, 1),
+        ..Model::new(degrees(1, 3, 2, 1, 1))
+    };
+    let refused = FlatLayout::build(
+        &odd.layers(0),
+        &odd.mesh(),
+        0,
+        &LayoutSpec {
+            shard_within: Some(3),
+            ..spec(&[])
+        },
+    );
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.contains("3 neighbours of 6 replicas are no block of cp 2"),
+        "{text}"
+    );
 }

@@ -48,7 +48,7 @@ fn step(
         sync.reduce(groups, bucket).unwrap();
         handed.push(start.elapsed());
         if wait {
-            sync.wait(bucket).unwrap();
+            sync.wait(groups, bucket).unwrap();
         }
     }
     sync.finish(groups).unwrap();
@@ -91,8 +91,8 @@ fn reductions_run_beside_backward() {
                 let comm = Communicator::new(Delay::new(seat.endpoint(), MESSAGE, Duration::ZERO));
                 let (device, layout) = (Cpu::new(1), model.layout(seat.rank()));
                 let groups = groups(&layout, comm).unwrap();
-                let partition = Partition::new(layout.clone(), ZeroStage::One).unwrap();
-                let params = ParamStore::zeros(&device, &layout).unwrap();
+                let partition = Partition::new(layout.clone(), ZeroStage::One);
+                let params = ParamStore::zeros(&device, &partition).unwrap();
                 let sync = GradSync::new(&device, &partition, &groups).unwrap();
                 let optimizer = ShardedOptimizer::new(&device, &partition, ADAMW, &params).unwrap();
                 let mut parts = (params, sync, optimizer);

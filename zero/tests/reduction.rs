@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{ADAMW, Model, Rank, degrees};
+use common::{ADAMW, ALL, Model, Rank, degrees};
 use proptest::prelude::*;
 use quintet_collectives::{Degrees, World};
 use quintet_zero::{Error, ZeroStage, clip_factor, gather_grads, gather_params, grad_norm};
@@ -29,7 +29,7 @@ fn check(model: Model, stage: ZeroStage) {
 
 #[test]
 fn sums_and_norm_are_those_of_one_device() {
-    for stage in [ZeroStage::Ddp, ZeroStage::One] {
+    for stage in ALL {
         check(Model::new(degrees(1, 1, 1, 1, 1)), stage);
         check(Model::new(degrees(1, 2, 1, 4, 2)), stage);
         check(Model::new(degrees(2, 2, 1, 2, 4)), stage);
@@ -43,19 +43,30 @@ fn sums_and_norm_are_those_of_one_device() {
     }
 }
 
+/// A number of neighbours that is a block of dp x cp.
+fn within_of(degrees: Degrees, pick: usize) -> usize {
+    let Degrees { dp, cp, .. } = degrees;
+    let fits =
+        |h: &usize| (dp * cp).is_multiple_of(*h) && (h.is_multiple_of(cp) || cp.is_multiple_of(*h));
+    let all: Vec<usize> = (1..=dp * cp).filter(fits).collect();
+    all[pick % all.len()]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..Default::default() })]
     #[test]
     fn on_random_meshes(
         (pp, dp, cp, tp) in (1..=3_usize, 1..=3_usize, 1..=2_usize, 1..=4_usize),
         (ep, etp) in (1..=4_usize, 1..=2_usize),
         (hidden, vocab, blocks) in (1..=4_usize, 1..=6_usize, 1..=4_usize),
-        (bucket_bytes, tie, zero) in (0..400_usize, any::<bool>(), any::<bool>()),
+        (bucket_bytes, tie, zero) in (0..400_usize, any::<bool>(), 0..4_usize),
+        (microbatches, within) in (1..=4_u64, (any::<bool>(), 0..8_usize)),
     ) {
         let fits = pp * dp * cp * tp <= 12 && (dp * cp * tp).is_multiple_of(ep * etp);
         let degrees = if fits { Degrees { pp, dp, cp, tp, ep, etp } } else { degrees(pp, dp, 1, 1, 1) };
-        let stage = if zero { ZeroStage::One } else { ZeroStage::Ddp };
-        check(Model { degrees, hidden, vocab, blocks, bucket_bytes, tie }, stage);
+        let within = within.0.then(|| within_of(degrees, within.1));
+        let model = Model { degrees, hidden, vocab, blocks, bucket_bytes, tie, within, microbatches };
+        check(model, ALL[zero]);
     }
 }
 
@@ -92,7 +103,7 @@ fn clipped_steps_of_sgd_are_those_of_one_device() {
     let norm = full.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
     let rule = quintet_zero::Rule::Sgd { weight_decay: 0.0 };
     let all = World::new(8).unwrap().go(|comm| {
-        let mut rank = Rank::<f64>::new(model, comm, ZeroStage::One, rule)?;
+        let mut rank = Rank::<f64>::new(model, comm, ZeroStage::Three, rule)?;
         rank.backward(1, 1.0)?;
         let norm = grad_norm(&rank.device, &[&rank.sync], &rank.groups)?;
         rank.step(0.5, clip_factor(norm, 2.0))?;

@@ -4,7 +4,9 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
-use quintet_collectives::{Degrees, DeviceMesh};
+use quintet_collectives::cost::Model;
+use quintet_collectives::plan::Operation;
+use quintet_collectives::{Degrees, DeviceMesh, Order};
 use quintet_kernels::{Float, Meter, Tag};
 use quintet_parallel_layers::philox::Stream;
 use quintet_planner::Layout as Parallel;
@@ -39,4 +41,5 @@ pub extern "C" fn quintet_leaf(rank: usize) -> f64 {
     Stream::new(1, "leaf").normal(rank as u64) + f64::from_f64(world as f64)
         + meter.now(Tag::Param) as f64
         + layout.world() as f64
+        + Model::default().choose_even(Operation::AllReduce, rank, 8, Order::Any).name().len() as f64
 }

@@ -8,8 +8,10 @@
 //! Replayed under two deliveries, the harshest there are: *rendezvous* (a message leaves when the
 //! receiver asks for it) and one buffered message per directed pair. A plan is sound where both
 //! end; each output element holds each contribution once, and from left to right where the plan
-//! says [`FoldOrder::RankOrder`]; ranges stay in bounds; rounds and bytes are those of the formula;
-//! and, for a barrier, every rank has heard of every other.
+//! says [`FoldOrder::RankOrder`]; every message is received in the round it was sent in; ranges stay
+//! in bounds; no input is read after it was overwritten by an output that lies in the same place (as
+//! the in-place forms have it); rounds and bytes are those of the formula; and, for a barrier, every
+//! rank has heard of every other.
 
 use alloc::{
     collections::{BTreeSet, VecDeque},
@@ -18,9 +20,12 @@ use alloc::{
     vec,
     vec::Vec,
 };
-use core::ops::Range;
 
-use super::{Action, CollectiveShape, FoldOrder, Local, Operation, Plan, Recv, Round, What};
+mod symbols;
+
+use symbols::{Alias, Fault, Letter, Sum, Symbols};
+
+use super::{CollectiveShape, FoldOrder, Operation, Plan, Round, What};
 use crate::{DType, Error, Result};
 
 /// Checks a plan whose shape is the same on all ranks.
@@ -83,35 +88,6 @@ pub fn check_rounds(plans: &[Plan], rounds: &[Vec<Round>]) -> Result<()> {
     Ok(())
 }
 
-/// One element: which (rank, input index) were folded into it, in this order.
-type Sum = Vec<(usize, usize)>;
-
-/// Why a plan is unsound.
-type Fault<T> = Result<T, String>;
-
-/// One rank's memory during the replay.
-#[derive(Debug, Default)]
-struct Symbols {
-    input: usize,
-    output: Vec<Option<Sum>>,
-    kept: Vec<Option<Vec<Sum>>>,
-    partial: Option<Vec<Sum>>,
-    /// Ranks whose messages, directly or not, this rank's messages depend on.
-    heard: BTreeSet<usize>,
-    posted: VecDeque<(usize, Letter)>,
-    missing: Vec<Recv>,
-    then: Vec<Local>,
-    next: usize,
-}
-
-/// A message on its way.
-#[derive(Debug, Clone)]
-struct Letter {
-    sums: Vec<Sum>,
-    partial: bool,
-    heard: BTreeSet<usize>,
-}
-
 /// Bytes, rounds and bounds of one rank.
 fn formulas(plan: &Plan, rank: usize, rounds: &[Round]) -> Fault<()> {
     if rounds.len() != plan.rounds_len().max(1) {
@@ -135,17 +111,6 @@ fn formulas(plan: &Plan, rank: usize, rounds: &[Round]) -> Fault<()> {
         }
     }
     for (i, round) in rounds.iter().enumerate() {
-        if round
-            .recvs
-            .iter()
-            .filter(|recv| matches!(recv.action, Action::Fold(_)))
-            .count()
-            > 1
-        {
-            return Err(format!(
-                "rank {rank}, round {i}: two folds in one round leave the order to timing"
-            ));
-        }
         let peers = round
             .sends
             .iter()
@@ -164,12 +129,12 @@ fn formulas(plan: &Plan, rank: usize, rounds: &[Round]) -> Fault<()> {
 }
 
 fn bytes_of(what: &What, dtype: DType) -> usize {
-    let wire = if let What::Partial(_) = what {
+    let wire = if what.wide() {
         dtype.accumulator()
     } else {
         dtype
     };
-    what.range().len() * wire.bytes()
+    what.len() * wire.bytes()
 }
 
 /// Runs all ranks until they are done or none can move; `capacity` messages fit into a pair.
@@ -180,6 +145,7 @@ fn replay(plans: &[Plan], rounds: &[Vec<Round>], capacity: usize) -> Fault<Vec<S
         .enumerate()
         .map(|(r, plan)| Symbols {
             input: plan.input_len(r),
+            alias: Alias::of(plan, r),
             output: vec![None; plan.output_len(r)],
             kept: vec![None; n],
             heard: BTreeSet::from([r]),
@@ -232,31 +198,13 @@ fn advance(me: usize, rank: &mut Symbols, rounds: &[Round]) -> Fault<bool> {
     };
     rank.next += 1;
     for send in &round.sends {
-        let (sums, partial) = match &send.what {
-            What::Input(range) => (rank.input(me, range)?, false),
-            What::Output(range) => (rank.output(me, range)?, false),
-            What::Partial(range) => {
-                let sums = rank
-                    .partial
-                    .take()
-                    .map_or_else(|| rank.input(me, range), Ok)?;
-                if sums.len() != range.len() {
-                    return Err(format!(
-                        "rank {me} sends a partial of {} as {range:?}",
-                        sums.len()
-                    ));
-                }
-                (sums, true)
-            }
+        let letter = Letter {
+            sums: rank.outgoing(me, &send.what)?,
+            wide: send.what.wide(),
+            round: rank.next - 1,
+            heard: rank.heard.clone(),
         };
-        rank.posted.push_back((
-            send.to,
-            Letter {
-                sums,
-                partial,
-                heard: rank.heard.clone(),
-            },
-        ));
+        rank.posted.push_back((send.to, letter));
     }
     rank.missing.clone_from(&round.recvs);
     rank.then.clone_from(&round.then);
@@ -288,6 +236,11 @@ fn take(me: usize, ranks: &mut [Symbols], wires: &mut [VecDeque<Letter>]) -> Fau
     let (mut moved, mut i) = (false, 0);
     while i < ranks[me].missing.len() {
         let from = ranks[me].missing[i].from;
+        let (earlier, recv) = (&ranks[me].missing[..i], &ranks[me].missing[i]);
+        if earlier.iter().any(|earlier| recv.after(earlier)) {
+            i += 1;
+            continue;
+        }
         let Some(letter) = wires[from * n + me].pop_front() else {
             i += 1;
             continue;
@@ -312,106 +265,6 @@ fn stuck(me: usize, rank: &Symbols) -> Option<String> {
         "rank {me} waits to send to rank {to} in round {}",
         rank.next - 1
     ))
-}
-
-impl Symbols {
-    fn input(&self, me: usize, range: &Range<usize>) -> Fault<Vec<Sum>> {
-        if range.end > self.input {
-            return Err(format!(
-                "rank {me} reads {range:?} of an input of {}",
-                self.input
-            ));
-        }
-        Ok(range.clone().map(|i| vec![(me, i)]).collect())
-    }
-
-    fn output(&self, me: usize, range: &Range<usize>) -> Fault<Vec<Sum>> {
-        let cells = self.output.get(range.clone());
-        let sums = cells.and_then(|cells| cells.iter().cloned().collect::<Option<Vec<Sum>>>());
-        sums.ok_or_else(|| format!("rank {me} sends output {range:?} before it is there"))
-    }
-
-    fn store(&mut self, me: usize, at: usize, sums: Vec<Sum>) -> Fault<()> {
-        let len = self.output.len();
-        let Some(cells) = self.output.get_mut(at..at + sums.len()) else {
-            return Err(format!(
-                "rank {me} stores at {at}..{} of an output of {len}",
-                at + sums.len()
-            ));
-        };
-        cells
-            .iter_mut()
-            .zip(sums)
-            .for_each(|(cell, sum)| *cell = Some(sum));
-        Ok(())
-    }
-
-    fn receive(&mut self, me: usize, recv: Recv, letter: Letter) -> Fault<()> {
-        if letter.sums.len() != recv.len || letter.partial != matches!(recv.action, Action::Fold(_))
-        {
-            let Recv { from, len, .. } = recv;
-            return Err(format!(
-                "rank {me} expects {len} elements of rank {from}, which sends {}",
-                letter.sums.len()
-            ));
-        }
-        self.heard.extend(letter.heard);
-        match recv.action {
-            Action::Store(at) => self.store(me, at, letter.sums)?,
-            Action::Keep => self.kept[recv.from] = Some(letter.sums),
-            Action::Fold(own) => {
-                let left = self
-                    .partial
-                    .take()
-                    .map_or_else(|| self.input(me, &own), Ok)?;
-                self.partial = Some(folded(me, left, &letter.sums)?);
-            }
-        }
-        Ok(())
-    }
-
-    fn work(&mut self, me: usize, local: Local) -> Fault<()> {
-        let (sums, at) = match local {
-            Local::Copy { input, at } => (self.input(me, &input)?, at),
-            Local::Finish { input, at } => (
-                self.partial
-                    .take()
-                    .map_or_else(|| self.input(me, &input), Ok)?,
-                at,
-            ),
-            Local::FoldRanks { input, at } => {
-                let mut total: Vec<Sum> = vec![vec![]; input.len()];
-                for rank in 0..self.kept.len() {
-                    let part = if rank == me {
-                        Some(self.input(me, &input)?)
-                    } else {
-                        self.kept[rank].take()
-                    };
-                    match part {
-                        Some(part) => total = folded(me, total, &part)?,
-                        None if input.is_empty() => {}
-                        None => {
-                            return Err(format!("rank {me} folds without the part of rank {rank}"));
-                        }
-                    }
-                }
-                (total, at)
-            }
-        };
-        self.store(me, at, sums)
-    }
-}
-
-fn folded(me: usize, mut left: Vec<Sum>, right: &[Sum]) -> Fault<Vec<Sum>> {
-    if left.len() != right.len() {
-        return Err(format!(
-            "rank {me} folds {} elements onto {}",
-            right.len(),
-            left.len()
-        ));
-    }
-    left.iter_mut().zip(right).for_each(|(l, r)| l.extend(r));
-    Ok(left)
 }
 
 /// Whether `rank` ended with what its operation promises.

@@ -11,13 +11,10 @@
 //! The fewest rounds and the most bytes: right where a message costs more than what it carries.
 //! all_reduce and reduce keep the inputs apart and fold them in rank order.
 
-use alloc::{vec, vec::Vec};
-
 use super::{Action, CollectiveShape as S, Local, Plan, Round, What};
 
-pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
+pub(super) fn round(plan: &Plan, rank: usize, round: &mut Round) {
     let n = plan.world();
-    let mut round = Round::default();
     // Starting with the neighbour on the right, so that not all send to rank 0 first.
     let others = (1..n).map(|step| (rank + step) % n);
     match plan.shape() {
@@ -83,5 +80,4 @@ pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
         | S::AllToAll { .. }
         | S::AllToAllV { .. } => {}
     }
-    vec![round]
 }

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! >1 0..3    input 0..3 goes to rank 1        <2 4..6    output 4..6 comes from rank 2
-//! >1 =0..3   output 0..3 goes to rank 1       <2 +4..6   folds onto input 4..6
-//! >1 +0..3   the partial of 0..3 goes         <2 3 kept  three elements kept apart
-//! ! 0..3     own part is complete
+//! >1 =0..3   output 0..3 goes to rank 1       <2 +4..6   is folded onto 4..6
+//! >1 +0..3   the partial of 0..3 goes         <2 4..6+   4..6 is folded onto it
+//! >1 &0..3   the same, and stays              <2 3 kept  three elements kept apart
+//! >1 !0..3   the same, complete               <2 ~4..6   laid down in the stash
+//! >1 0..3 ~4..6   several parts in one        ! 0..3     own part is complete
 //! ```
 
 use alloc::{format, string::String, vec::Vec};
 use core::fmt;
 
-use super::{Action, FoldOrder, Local, Plan, Recv, Round, Send, What};
+use super::{Action, FoldOrder, Local, Part, Place, Plan, Recv, Round, Send, What};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,9 +20,13 @@ impl fmt::Display for Plan {
             FoldOrder::RankOrder => "rank",
             FoldOrder::Fixed => "fixed",
         };
+        let pieces = match self.pieces {
+            1 => String::new(),
+            pieces => format!(" in {pieces} pieces"),
+        };
         writeln!(
             f,
-            "{} by {}, world {}, len {}, rounds {}, fold order {order}",
+            "{} by {}, world {}, len {}{pieces}, rounds {}, fold order {order}",
             self.shape().operation(),
             self.algorithm(),
             self.world(),
@@ -80,6 +86,9 @@ fn cell(round: &Round) -> Vec<String> {
         What::Input(r) => format!(">{to} {r:?}"),
         What::Output(r) => format!(">{to} ={r:?}"),
         What::Partial(r) => format!(">{to} +{r:?}"),
+        What::Shared(r) => format!(">{to} &{r:?}"),
+        What::Finished(r) => format!(">{to} !{r:?}"),
+        What::Parts(parts) => format!(">{to}{}", listed(parts, "=")),
     });
     let recvs = round
         .recvs
@@ -87,11 +96,31 @@ fn cell(round: &Round) -> Vec<String> {
         .map(|Recv { from, len, action }| match action {
             Action::Store(at) => format!("<{from} {at}..{}", at + len),
             Action::Fold(r) => format!("<{from} +{r:?}"),
+            Action::FoldLeft(r) => format!("<{from} {r:?}+"),
+            Action::FoldRaw(ranges) => {
+                let ranges = ranges.iter().map(|r| format!(" +{r:?}"));
+                format!("<{from}{}", ranges.collect::<String>())
+            }
             Action::Keep => format!("<{from} {len} kept"),
+            Action::Parts(parts) => format!("<{from}{}", listed(parts, "")),
         });
     let then = round.then.iter().map(|local| match local {
         Local::Copy { input, at } => format!("= {at}..{}", at + input.len()),
-        Local::FoldRanks { input, .. } | Local::Finish { input, .. } => format!("! {input:?}"),
+        Local::FoldRanks { input, .. }
+        | Local::FoldStash { input, .. }
+        | Local::Finish { input, .. } => format!("! {input:?}"),
     });
     sends.chain(recvs).chain(then).collect()
+}
+
+fn listed(parts: &[Part], output: &str) -> String {
+    let mark = |place| match place {
+        Place::Input => "",
+        Place::Output => output,
+        Place::Stash => "~",
+    };
+    let parts = parts.iter();
+    parts
+        .map(|Part { place, range }| format!(" {}{range:?}", mark(*place)))
+        .collect()
 }

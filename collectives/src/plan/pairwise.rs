@@ -11,80 +11,72 @@
 //! The same bytes as a ring. The n-1 exchanges of a phase do not depend on each other, so they are
 //! one round; and since contributions meet only at their owner, it can fold them in rank order.
 
-use alloc::{vec, vec::Vec};
+use alloc::vec;
 
 use super::{Action, CollectiveShape as S, Local, Plan, Round, What};
 
-pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
+pub(super) fn round(plan: &Plan, rank: usize, index: usize, round: &mut Round) {
     let own = plan.chunk(rank);
     match plan.shape() {
-        S::AllReduce { .. } if plan.world() == 1 => {
-            vec![Round::local(Local::FoldRanks {
-                input: own.clone(),
-                at: 0,
-            })]
-        }
-        S::AllReduce { .. } => vec![
-            reduce_scatter(plan, rank, own.start),
-            all_gather(plan, rank, What::Output(own.clone())),
-        ],
-        S::ReduceScatter { .. } => vec![reduce_scatter(plan, rank, 0)],
+        S::AllReduce { .. } if index == 0 => reduce_scatter(plan, rank, own.start, round),
+        S::AllReduce { .. } => all_gather(plan, rank, &What::Output(own), round),
+        S::ReduceScatter { .. } => reduce_scatter(plan, rank, 0, round),
         S::AllGather { .. } => {
-            let mut round = all_gather(plan, rank, What::Input(0..own.len()));
+            all_gather(plan, rank, &What::Input(0..own.len()), round);
             round.then.push(Local::Copy {
                 input: 0..own.len(),
                 at: own.start,
             });
-            vec![round]
         }
         S::AllToAll { len } => {
             let counts = vec![*len; plan.world()];
-            vec![all_to_all(&counts, &counts, rank)]
+            all_to_all(&counts, &counts, rank, round);
         }
-        S::AllToAllV { send, recv } => vec![all_to_all(send, recv, rank)],
-        _ => vec![Round::default()],
+        S::AllToAllV { send, recv } => all_to_all(send, recv, rank, round),
+        _ => {}
     }
 }
 
 /// My chunk of everybody's input, folded in rank order, becomes the output from `at` on.
-fn reduce_scatter(plan: &Plan, rank: usize, at: usize) -> Round {
+fn reduce_scatter(plan: &Plan, rank: usize, at: usize, round: &mut Round) {
     let (n, own) = (plan.world(), plan.chunk(rank));
-    let mut round = Round::default();
     for step in 1..n {
         let (to, from) = ((rank + step) % n, (rank + n - step) % n);
         round.send(to, What::Input(plan.chunk(to)));
         round.recv(from, own.len(), Action::Keep);
     }
     round.then.push(Local::FoldRanks { input: own, at });
-    round
 }
 
 /// `own` goes to everybody; everybody's chunk comes.
-fn all_gather(plan: &Plan, rank: usize, own: What) -> Round {
+fn all_gather(plan: &Plan, rank: usize, own: &What, round: &mut Round) {
     let n = plan.world();
-    let mut round = Round::default();
     for step in 1..n {
         let (to, from) = ((rank + step) % n, (rank + n - step) % n);
-        let chunk = plan.chunk(from);
         round.send(to, own.clone());
-        round.recv(from, chunk.len(), Action::Store(chunk.start));
+        round.store(from, plan.chunk(from));
     }
-    round
 }
 
-fn all_to_all(send: &[usize], recv: &[usize], rank: usize) -> Round {
+fn all_to_all(send: &[usize], recv: &[usize], rank: usize, round: &mut Round) {
     let n = send.len();
-    let start = |counts: &[usize], r: usize| counts[..r].iter().sum::<usize>();
-    let part = |r: usize| start(send, r)..start(send, r) + send[r];
-    let mut round = Round::default();
+    let starts = |counts: &[usize]| {
+        let mut at = 0;
+        let start = |count: &usize| {
+            at += count;
+            at - count
+        };
+        counts.iter().map(start).collect::<vec::Vec<usize>>()
+    };
+    let (send_at, recv_at) = (starts(send), starts(recv));
+    let part = |r: usize| send_at[r]..send_at[r] + send[r];
     for step in 1..n {
         let (to, from) = ((rank + step) % n, (rank + n - step) % n);
         round.send(to, What::Input(part(to)));
-        round.recv(from, recv[from], Action::Store(start(recv, from)));
+        round.recv(from, recv[from], Action::Store(recv_at[from]));
     }
     round.then.push(Local::Copy {
         input: part(rank),
-        at: start(recv, rank),
+        at: recv_at[rank],
     });
-    round
 }

@@ -4,75 +4,127 @@
 //! reduce_scatter, world 4: chunk 0 starts at rank 1 and is complete at rank 0
 //!
 //!   1 --(b0)--> 2 --(b0+c0)--> 3 --(b0+c0+d0)--> 0 = ((b0+c0)+d0)+a0
+//!
+//! broadcast, world 4, root 1, two pieces:      1 ==> 2 ==> 3 ==> 0
 //! ```
 //!
 //! In round t rank r sends chunk r-1-t to r+1 and receives chunk r-2-t from r-1 (modulo n). The
 //! fold order of a chunk is fixed by its index: from its right neighbour round to its owner.
-//! all_gather is the same walk with stores: in round t rank r sends chunk r-t.
+//! all_gather is the same walk with stores: in round t rank r sends chunk r-t. Broadcast runs down
+//! the chain that starts at the root, reduce up the same chain: x0 + (x1 + (x2 + x3)), counted
+//! from the root.
 
-use alloc::{vec, vec::Vec};
+use super::{CollectiveShape as S, Local, Plan, Round, What};
 
-use super::{Action, CollectiveShape as S, Local, Plan, Round, What};
-
-pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
+pub(super) fn round(plan: &Plan, rank: usize, index: usize, piece: usize, round: &mut Round) {
+    let steps = plan.world() - 1;
     let own = plan.chunk(rank);
     match plan.shape() {
-        S::AllReduce { .. } => {
-            let mut rounds = reduce_scatter(plan, rank, own.start);
-            rounds.extend(all_gather(plan, rank, What::Output(own)));
-            rounds
+        S::AllReduce { .. } if index < steps => {
+            reduce_scatter(plan, rank, index, piece, own.start, round);
         }
-        S::ReduceScatter { .. } => reduce_scatter(plan, rank, 0),
+        S::AllReduce { .. } => all_gather(plan, rank, index - steps, piece, round),
+        S::ReduceScatter { .. } => reduce_scatter(plan, rank, index, piece, 0, round),
         S::AllGather { .. } => {
-            let copy = Local::Copy {
-                input: 0..own.len(),
-                at: own.start,
-            };
-            let mut rounds = all_gather(plan, rank, What::Input(0..own.len()));
-            match rounds.first_mut() {
-                Some(first) => first.then.push(copy),
-                None => rounds.push(Round::local(copy)),
+            all_gather(plan, rank, index, piece, round);
+            if index == 0 {
+                // The first message comes from the input.
+                let input = plan.piece(0..own.len(), piece);
+                round.sends.last_mut().into_iter().for_each(|send| {
+                    send.what = What::Input(input.clone());
+                });
+                let at = own.start + input.start;
+                round.then.push(Local::Copy { input, at });
             }
-            rounds
         }
-        _ => vec![Round::default()],
+        S::Broadcast { len, root } => {
+            broadcast(plan, rank, *root, index, plan.piece(0..*len, piece), round);
+        }
+        S::Reduce { len, root } => {
+            reduce(plan, rank, *root, index, plan.piece(0..*len, piece), round);
+        }
+        _ => {}
     }
 }
 
-fn reduce_scatter(plan: &Plan, rank: usize, at: usize) -> Vec<Round> {
-    let (n, own) = (plan.world(), plan.chunk(rank));
-    let (right, left) = ((rank + 1) % n, (rank + n - 1) % n);
-    let finish = Local::Finish { input: own, at };
-    if n == 1 {
-        return vec![Round::local(finish)];
+/// The rank `steps` (at most n) to the left. Divisions would be most of a simulation's time.
+fn back(rank: usize, steps: usize, n: usize) -> usize {
+    if rank >= steps {
+        rank - steps
+    } else {
+        rank + n - steps
     }
-    let mut rounds = Vec::with_capacity(2 * (n - 1));
-    for t in 0..n - 1 {
-        let outgoing = plan.chunk((rank + 2 * n - 1 - t) % n);
-        let incoming = plan.chunk((rank + 2 * n - 2 - t) % n);
-        let mut round = Round::default();
-        round.send(right, What::Partial(outgoing));
-        round.recv(left, incoming.len(), Action::Fold(incoming));
-        rounds.push(round);
-    }
-    if let Some(last) = rounds.last_mut() {
-        last.then.push(finish);
-    }
-    rounds
 }
 
-fn all_gather(plan: &Plan, rank: usize, own: What) -> Vec<Round> {
+/// The owner's chunk becomes its output from `at` on.
+fn reduce_scatter(plan: &Plan, rank: usize, t: usize, piece: usize, at: usize, round: &mut Round) {
     let n = plan.world();
-    let (right, left) = ((rank + 1) % n, (rank + n - 1) % n);
-    let mut rounds = Vec::with_capacity(n - 1);
-    let mut outgoing = own;
-    for t in 0..n - 1 {
-        let incoming = plan.chunk((rank + 2 * n - 1 - t) % n);
-        let mut round = Round::default();
-        round.send(right, outgoing);
-        round.recv(left, incoming.len(), Action::Store(incoming.start));
-        outgoing = What::Output(incoming);
-        rounds.push(round);
+    let segment = |r: usize| plan.piece(plan.chunk(r), piece);
+    let left = back(rank, 1, n);
+    let (outgoing, incoming) = (segment(back(left, t, n)), segment(back(left, t + 1, n)));
+    round.send(back(rank, n - 1, n), What::Partial(outgoing));
+    round.fold(left, incoming.clone(), true);
+    if t + 2 == n {
+        let at = at + (incoming.start - plan.chunk(rank).start);
+        round.then.push(Local::Finish {
+            input: incoming,
+            at,
+        });
     }
-    rounds
+}
+
+fn all_gather(plan: &Plan, rank: usize, t: usize, piece: usize, round: &mut Round) {
+    let n = plan.world();
+    let segment = |r: usize| plan.piece(plan.chunk(r), piece);
+    let left = back(rank, 1, n);
+    let (right, outgoing) = (back(rank, n - 1, n), segment(back(rank, t, n)));
+    round.send(right, What::Output(outgoing));
+    round.store(left, segment(back(left, t, n)));
+}
+
+fn broadcast(
+    plan: &Plan,
+    rank: usize,
+    root: usize,
+    t: usize,
+    range: core::ops::Range<usize>,
+    round: &mut Round,
+) {
+    let n = plan.world();
+    let link = (rank + n - root) % n;
+    if link == t + 1 {
+        round.store((rank + n - 1) % n, range.clone());
+    }
+    if link == t {
+        let to = (rank + 1) % n;
+        if link > 0 {
+            round.send(to, What::Output(range));
+        } else {
+            round.send(to, What::Input(range.clone()));
+            let at = range.start;
+            round.then.push(Local::Copy { input: range, at });
+        }
+    }
+}
+
+fn reduce(
+    plan: &Plan,
+    rank: usize,
+    root: usize,
+    t: usize,
+    range: core::ops::Range<usize>,
+    round: &mut Round,
+) {
+    let n = plan.world();
+    let link = (rank + n - root) % n;
+    if link + t + 1 == n {
+        round.send((rank + n - 1) % n, What::Partial(range.clone()));
+    }
+    if link + t + 2 == n {
+        round.fold((rank + 1) % n, range.clone(), false);
+        if link == 0 {
+            let at = range.start;
+            round.then.push(Local::Finish { input: range, at });
+        }
+    }
 }

@@ -37,6 +37,22 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::AllReduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::AllToAllV,
+        Self::Barrier,
+        Self::Send,
+        Self::Recv,
+    ];
+
     /// The name as the methods of a communicator have it.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -1,5 +1,4 @@
-//! A binomial tree: reduce climbs it, broadcast descends it, all_reduce does both; and the barrier
-//! of the same depth.
+//! A binomial tree: reduce climbs it, broadcast descends it, all_reduce does both.
 //!
 //! ```text
 //! world 8, root 0, reduce:
@@ -10,11 +9,11 @@
 //!
 //! Ranks are counted from the root. A node that receives covers the ranks just before those of the
 //! sender, so its own partial is the left operand. Broadcast is the same tree from the last round to
-//! the first. The barrier is a dissemination: in round k each rank tells the one 2^k to its right.
+//! the first.
 
-use alloc::{vec, vec::Vec};
+use core::ops::Range;
 
-use super::{Action, CollectiveShape as S, Local, Plan, Round, What};
+use super::{CollectiveShape as S, Local, Plan, Round, What};
 
 /// Rounds from the leaves to the root: ceil(log2 n).
 pub(super) fn depth(n: usize) -> usize {
@@ -31,93 +30,87 @@ pub(super) fn children(n: usize, node: usize) -> usize {
     (0..levels).filter(|&k| node + (1 << k) < n).count()
 }
 
-pub(super) fn rounds(plan: &Plan, rank: usize) -> Vec<Round> {
-    let mut rounds = match plan.shape() {
+/// What a node does in one round: who gets something of it, or from whom it gets something.
+pub(super) enum Edge {
+    Up(usize),
+    Down(usize),
+}
+
+/// The edge of `node` that carries in round `k` of a reduce: `Up` to its parent, `Down` from its
+/// child. A broadcast runs the other way, from the last k to the first.
+pub(super) fn edge(n: usize, node: usize, k: usize) -> Option<Edge> {
+    let bit = 1 << k;
+    if node % (2 * bit) == bit {
+        Some(Edge::Up(node - bit))
+    } else if node.is_multiple_of(2 * bit) && node + bit < n {
+        Some(Edge::Down(node + bit))
+    } else {
+        None
+    }
+}
+
+pub(super) fn round(plan: &Plan, rank: usize, index: usize, piece: usize, round: &mut Round) {
+    let levels = depth(plan.world());
+    match plan.shape() {
+        S::AllReduce { len } if index < levels => {
+            reduce(plan, rank, 0, index, plan.piece(0..*len, piece), round);
+        }
         S::AllReduce { len } => {
-            let mut rounds = reduce(plan.world(), rank, 0, *len);
-            rounds.extend(broadcast(plan.world(), rank, 0, *len, false));
-            rounds
+            let (k, range) = (2 * levels - 1 - index, plan.piece(0..*len, piece));
+            broadcast(plan, rank, 0, k, range, round);
         }
-        S::Reduce { len, root } => reduce(plan.world(), rank, *root, *len),
-        S::Broadcast { len, root } => broadcast(plan.world(), rank, *root, *len, true),
-        S::Barrier => disseminate(plan.world(), rank),
-        _ => vec![],
-    };
-    if rounds.is_empty() {
-        rounds.push(match plan.shape() {
-            S::Broadcast { len, .. } => Round::local(Local::Copy {
-                input: 0..*len,
-                at: 0,
-            }),
-            S::AllReduce { len } | S::Reduce { len, .. } => Round::local(Local::Finish {
-                input: 0..*len,
-                at: 0,
-            }),
-            _ => Round::default(),
-        });
+        S::Reduce { len, root } => {
+            reduce(plan, rank, *root, index, plan.piece(0..*len, piece), round);
+        }
+        S::Broadcast { len, root } => {
+            let (k, range) = (levels - 1 - index, plan.piece(0..*len, piece));
+            broadcast(plan, rank, *root, k, range.clone(), round);
+            if rank == *root {
+                for send in &mut round.sends {
+                    if send.what == What::Output(range.clone()) {
+                        send.what = What::Input(range.clone());
+                    }
+                }
+                if k == 0 {
+                    let at = range.start;
+                    round.then.push(Local::Copy { input: range, at });
+                }
+            }
+        }
+        _ => {}
     }
-    rounds
 }
 
-fn reduce(n: usize, rank: usize, root: usize, len: usize) -> Vec<Round> {
+fn reduce(plan: &Plan, rank: usize, root: usize, k: usize, range: Range<usize>, round: &mut Round) {
+    let n = plan.world();
     let node = (rank + n - root) % n;
     let real = |node: usize| (node + root) % n;
-    let mut rounds = vec![Round::default(); depth(n)];
-    for (k, round) in rounds.iter_mut().enumerate() {
-        let bit = 1 << k;
-        if node & bit != 0 {
-            round.send(real(node - bit), What::Partial(0..len));
-            break;
-        }
-        if node + bit < n {
-            round.recv(real(node + bit), len, Action::Fold(0..len));
-        }
+    match edge(n, node, k) {
+        Some(Edge::Up(parent)) => round.send(real(parent), What::Partial(range.clone())),
+        Some(Edge::Down(child)) => round.fold(real(child), range.clone(), false),
+        None => {}
     }
-    if let (0, Some(last)) = (node, rounds.last_mut()) {
-        last.then.push(Local::Finish {
-            input: 0..len,
-            at: 0,
-        });
+    if node == 0 && k + 1 == depth(n) {
+        let at = range.start;
+        round.then.push(Local::Finish { input: range, at });
     }
-    rounds
 }
 
-/// `fresh`: the root's buffer is its input; else it is its output, where a sum has just been stored.
-fn broadcast(n: usize, rank: usize, root: usize, len: usize, fresh: bool) -> Vec<Round> {
+/// From the output of the root, where a sum has just been stored.
+fn broadcast(
+    plan: &Plan,
+    rank: usize,
+    root: usize,
+    k: usize,
+    range: Range<usize>,
+    round: &mut Round,
+) {
+    let n = plan.world();
     let node = (rank + n - root) % n;
     let real = |node: usize| (node + root) % n;
-    let mut rounds = vec![Round::default(); depth(n)];
-    for (k, round) in rounds.iter_mut().rev().enumerate() {
-        let bit = 1 << k;
-        if node % (2 * bit) == bit {
-            round.recv(real(node - bit), len, Action::Store(0));
-        } else if node.is_multiple_of(2 * bit) && node + bit < n {
-            let root = node == 0 && fresh;
-            round.send(
-                real(node + bit),
-                if root {
-                    What::Input(0..len)
-                } else {
-                    What::Output(0..len)
-                },
-            );
-        }
+    match edge(n, node, k) {
+        Some(Edge::Up(parent)) => round.store(real(parent), range),
+        Some(Edge::Down(child)) => round.send(real(child), What::Output(range)),
+        None => {}
     }
-    if let (true, 0, Some(last)) = (fresh, node, rounds.last_mut()) {
-        last.then.push(Local::Copy {
-            input: 0..len,
-            at: 0,
-        });
-    }
-    rounds
-}
-
-fn disseminate(n: usize, rank: usize) -> Vec<Round> {
-    let mut rounds = vec![Round::default(); depth(n)];
-    for (k, round) in rounds.iter_mut().enumerate() {
-        let hop = (1 << k) % n;
-        round.send((rank + hop) % n, What::Input(0..0));
-        round.recv((rank + n - hop) % n, 0, Action::Store(0));
-    }
-    rounds
 }

@@ -94,6 +94,18 @@ pub enum Error {
         /// The state they are in.
         found: &'static str,
     },
+    /// Law: gradients are summed with those of more microbatches, or of fewer, than is asked for.
+    #[error("stage {stage}: {action} takes the gradients of {got} microbatches, not {expected}")]
+    Reduction {
+        /// Pipeline rank.
+        stage: usize,
+        /// The reduction.
+        action: Action,
+        /// Microbatches that it is to take.
+        expected: usize,
+        /// Microbatches since the reduction before.
+        got: usize,
+    },
     /// Law: an action that the stage owes is not there.
     #[error("stage {stage}: {action} is missing")]
     Absent {

@@ -2,6 +2,7 @@
 //!
 //! * [`complete`]: a stage has exactly the actions it owes, each once.
 //! * [`order`]: on a stage, each action comes after what it needs.
+//! * [`reductions`]: each gradient is reduced, with those of all microbatches or alone.
 //! * [`messages`]: what a stage sends another is what that one takes, in the same order.
 //! * [`progress`]: all stages come to their end although sends wait for room.
 //! * [`held`]: for how many microbatches at once a stage keeps what backward needs.
@@ -12,7 +13,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::timeline::play;
-use super::{Action, Actions, Direction, Error, Route, Schedule};
+use super::{Action, Actions, Direction, Error, Reduction, Route, Schedule};
 
 /// All laws, with room for one message each way between two stages.
 ///
@@ -32,6 +33,7 @@ pub fn check_actions(schedule: &Schedule, programs: &[Actions]) -> Result<(), Er
         let actions = programs.get(stage).unwrap_or(&none);
         complete(schedule, stage, actions)?;
         order(schedule.route(), stage, actions)?;
+        reductions(schedule, stage, actions)?;
     }
     messages(schedule.route(), programs)?;
     progress(programs, Some(1))
@@ -44,8 +46,20 @@ pub fn check_actions(schedule: &Schedule, programs: &[Actions]) -> Result<(), Er
 /// [`Error::Foreign`], [`Error::Absent`].
 pub fn complete(schedule: &Schedule, stage: usize, actions: &[Action]) -> Result<(), Error> {
     let mut owed = owed(schedule, stage);
+    let mut again: BTreeMap<Action, usize> = BTreeMap::new();
+    let sums = match schedule.reduction() {
+        Reduction::Once => 1,
+        Reduction::EachMicrobatch => schedule.microbatches().max(1),
+    };
     for &action in actions {
         let free = matches!(action, Action::Gather { .. } | Action::Release { .. });
+        if matches!(action, Action::ReduceGrads { .. }) && owed.contains(&action) {
+            let times = again.entry(action).or_default();
+            *times += 1;
+            if *times < sums {
+                continue;
+            }
+        }
         if !free && !owed.remove(&action) {
             return Err(Error::Foreign { stage, action });
         }
@@ -90,8 +104,8 @@ fn owed(schedule: &Schedule, stage: usize) -> BTreeSet<Action> {
 /// ```text
 /// receive F -> F -> send F        W of a segment after its B
 /// F, receive B -> B.0 -> B.1 -> ... -> send B
-/// every W of a bucket -> its reduction
-/// every W of a later chunk of the stage -> the reductions of an earlier one
+/// every W of a bucket -> its last reduction
+/// every W of a later chunk of the stage -> the last reductions of an earlier one
 /// F and B between a gather and a release
 /// ```
 ///
@@ -103,11 +117,17 @@ fn owed(schedule: &Schedule, stage: usize) -> BTreeSet<Action> {
 /// [`Error::Early`], [`Error::Shared`], [`Error::Parameters`].
 pub fn order(route: &Route, stage: usize, actions: &[Action]) -> Result<(), Error> {
     let mut place: BTreeMap<Action, usize> = BTreeMap::new();
+    let mut last: BTreeMap<Action, usize> = BTreeMap::new();
     for (at, action) in actions.iter().enumerate() {
         place.entry(anonymous(*action)).or_insert(at);
+        last.insert(*action, at);
     }
     let needs = Needs::of(route, stage, actions);
     for (at, &action) in actions.iter().enumerate() {
+        let sum = matches!(action, Action::ReduceGrads { .. });
+        if sum && last.get(&action) != Some(&at) {
+            continue;
+        }
         for need in needs.before(action) {
             // A receive that is nowhere is not owed: `complete` knows.
             let optional = matches!(
@@ -132,12 +152,15 @@ pub fn order(route: &Route, stage: usize, actions: &[Action]) -> Result<(), Erro
     parameters(stage, actions)
 }
 
-/// No reduction of a chunk before the last weights of the chunks after it.
+/// No last reduction of a chunk before the last weights of the chunks after it.
 fn shared(stage: usize, actions: &[Action]) -> Result<(), Error> {
     for (at, &action) in actions.iter().enumerate() {
         let Action::ReduceGrads { chunk, .. } = action else {
             continue;
         };
+        if actions[at + 1..].contains(&action) {
+            continue;
+        }
         let later = actions[at..]
             .iter()
             .find(|a| matches!(**a, Action::BackwardWeight { chunk: other, .. } if other > chunk));
@@ -251,6 +274,40 @@ impl<'a> Needs<'a> {
         }
         needs
     }
+}
+
+/// A reduction takes the gradients of all microbatches, or under [`Reduction::EachMicrobatch`] of
+/// the one whose backward of these parameters came last.
+///
+/// # Errors
+/// [`Error::Reduction`].
+pub fn reductions(schedule: &Schedule, stage: usize, actions: &[Action]) -> Result<(), Error> {
+    let all = schedule.microbatches();
+    let expected = match schedule.reduction() {
+        Reduction::Once => all,
+        Reduction::EachMicrobatch => all.min(1),
+    };
+    let mut waiting: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    for &action in actions {
+        match action {
+            Action::BackwardWeight { chunk, segment, .. } => {
+                *waiting.entry((chunk, segment)).or_default() += 1;
+            }
+            Action::ReduceGrads { chunk, bucket } => {
+                let got = waiting.remove(&(chunk, bucket)).unwrap_or(0);
+                if got != expected {
+                    return Err(Error::Reduction {
+                        stage,
+                        action,
+                        expected,
+                        got,
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn parameters(stage: usize, actions: &[Action]) -> Result<(), Error> {

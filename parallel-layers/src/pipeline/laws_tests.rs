@@ -1,12 +1,16 @@
 //! The laws on every small schedule, and on schedules with one planted fault.
 
+use alloc::string::ToString;
 use alloc::vec;
 
 use super::*;
 use crate::pipeline::ScheduleKind;
 
+const OFTEN: [Reduction; 2] = [Reduction::Once, Reduction::EachMicrobatch];
+
 /// Every kind over 1..=6 stages, 0..=12 microbatches (24 where it takes multiples), 1..=3
-/// segments, 2..=4 chunks where that is free; what a kind refuses is left out.
+/// segments, 2..=4 chunks where that is free, reduced once and each time; what a kind refuses is
+/// left out.
 pub(crate) fn each(mut test: impl FnMut(&Schedule)) {
     for kind in ScheduleKind::ALL {
         for stages in 1..=6 {
@@ -19,7 +23,8 @@ pub(crate) fn each(mut test: impl FnMut(&Schedule)) {
                         }
                         let segments = vec![segments; stages * chunks];
                         if let Ok(schedule) = Schedule::new(kind, stages, microbatches, &segments) {
-                            test(&schedule);
+                            let reduction = OFTEN[(stages + microbatches) % 2];
+                            test(&schedule.with_reduction(reduction));
                         }
                     }
                 }
@@ -167,8 +172,11 @@ fn forward_alone_comes_to_its_end() {
 
 #[test]
 fn an_action_left_out_is_found() {
-    for kind in ScheduleKind::ALL {
-        let schedule = small(kind);
+    for (kind, reduction) in ScheduleKind::ALL
+        .into_iter()
+        .flat_map(|k| OFTEN.map(|r| (k, r)))
+    {
+        let schedule = small(kind).with_reduction(reduction);
         let whole = schedule.all();
         for stage in 0..whole.len() {
             for at in 0..whole[stage].len() {
@@ -182,8 +190,11 @@ fn an_action_left_out_is_found() {
 
 #[test]
 fn an_action_done_twice_is_found() {
-    for kind in ScheduleKind::ALL {
-        let schedule = small(kind);
+    for (kind, reduction) in ScheduleKind::ALL
+        .into_iter()
+        .flat_map(|k| OFTEN.map(|r| (k, r)))
+    {
+        let schedule = small(kind).with_reduction(reduction);
         let whole = schedule.all();
         for stage in 0..whole.len() {
             for at in 0..whole[stage].len() {
@@ -194,6 +205,23 @@ fn an_action_done_twice_is_found() {
             }
         }
     }
+}
+
+/// The reduction of a microbatch that comes after the backward of the next takes two at once.
+#[test]
+fn a_microbatch_that_is_reduced_with_the_next_is_found() {
+    let schedule = small(ScheduleKind::OneFOneB).with_reduction(Reduction::EachMicrobatch);
+    let mut programs = schedule.all();
+    let sum = |a: &Action| matches!(a, Action::ReduceGrads { bucket: 0, .. });
+    let first = programs[0].iter().position(sum).unwrap();
+    let action = programs[0].remove(first);
+    let next = programs[0].iter().position(sum).unwrap();
+    programs[0].insert(next, action);
+    let error = check_actions(&schedule, &programs).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "stage 0: reduce 0 takes the gradients of 2 microbatches, not 1"
+    );
 }
 
 /// Moves one action of stage 1 to just before another and names the law it breaks.

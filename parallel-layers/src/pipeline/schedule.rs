@@ -15,8 +15,9 @@
 //! gather, receive, B.0, W.0, (reduce 0), B.1, send, W.1, (reduce 1), release
 //! ```
 //!
-//! where the reductions come in the chunk's last backward pass only, each as soon as its bucket
-//! is complete, so that it runs beside the backward of the segments after it. The gradient is
+//! where the reductions come in the chunk's last backward pass, or in every one where
+//! [`Reduction::EachMicrobatch`] asks for that; each as soon as its bucket is complete, so that it
+//! runs beside the backward of the segments after it. The gradient is
 //! sent before the last segment's weights: the neighbour waits for it and for nothing else.
 //! A backward in two passes is
 //!
@@ -48,6 +49,17 @@ pub struct Schedule {
     microbatches: usize,
     /// One number per chunk, counted along the model.
     segments: Vec<usize>,
+    reduction: Reduction,
+}
+
+/// How often the gradients of a bucket are reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Reduction {
+    /// In the chunk's last backward pass (ZeRO 0 and 1).
+    #[default]
+    Once,
+    /// In each backward pass, so that gradients need not be kept whole (ZeRO 2 and 3).
+    EachMicrobatch,
 }
 
 impl Schedule {
@@ -96,7 +108,21 @@ impl Schedule {
             route: kind.route(stages, chunks),
             microbatches,
             segments: segments.to_vec(),
+            reduction: Reduction::Once,
         })
+    }
+
+    /// The same order of passes, reducing gradients as often as `reduction` says;
+    /// [`Reduction::Once`] is what [`Schedule::new`] begins with.
+    #[must_use]
+    pub fn with_reduction(self, reduction: Reduction) -> Self {
+        Self { reduction, ..self }
+    }
+
+    /// How often gradients are reduced.
+    #[must_use]
+    pub fn reduction(&self) -> Reduction {
+        self.reduction
     }
 
     /// Which order it follows.
@@ -151,15 +177,17 @@ impl Schedule {
         for (at, pass) in order.iter().enumerate() {
             let weighs =
                 |p: &Pass| p.chunk == pass.chunk && matches!(p.part, Part::Backward | Part::Weight);
-            let last = || !order[at + 1..].iter().any(weighs);
+            let reduces = || {
+                self.reduction == Reduction::EachMicrobatch || !order[at + 1..].iter().any(weighs)
+            };
             let Pass { part, mb, chunk } = *pass;
             match part {
                 Part::Forward => self.forward(&mut actions, stage, mb, chunk),
-                Part::Backward => self.backward(&mut actions, stage, mb, chunk, last()),
+                Part::Backward => self.backward(&mut actions, stage, mb, chunk, reduces()),
                 Part::Input => self.input(&mut actions, stage, mb, chunk),
                 Part::Weight => {
                     for segment in 0..self.segments(stage, chunk) {
-                        weight(&mut actions, mb, chunk, segment, last());
+                        weight(&mut actions, mb, chunk, segment, reduces());
                     }
                 }
             }
@@ -221,7 +249,14 @@ impl Schedule {
         actions.push(Action::Release { chunk });
     }
 
-    fn backward(&self, actions: &mut Actions, stage: usize, mb: usize, chunk: usize, last: bool) {
+    fn backward(
+        &self,
+        actions: &mut Actions,
+        stage: usize,
+        mb: usize,
+        chunk: usize,
+        reduces: bool,
+    ) {
         self.begin_backward(actions, stage, mb, chunk);
         let segments = self.segments(stage, chunk);
         for segment in 0..segments {
@@ -229,7 +264,7 @@ impl Schedule {
             if segment + 1 == segments {
                 self.send_backward(actions, stage, mb, chunk);
             }
-            weight(actions, mb, chunk, segment, last);
+            weight(actions, mb, chunk, segment, reduces);
         }
         actions.push(Action::Release { chunk });
     }
@@ -257,10 +292,10 @@ impl Schedule {
     }
 }
 
-/// The weights of a segment, and its reduction where this is the last time.
-fn weight(actions: &mut Actions, mb: usize, chunk: usize, segment: usize, last: bool) {
+/// The weights of a segment, and its reduction where that is due.
+fn weight(actions: &mut Actions, mb: usize, chunk: usize, segment: usize, reduces: bool) {
     actions.push(Action::BackwardWeight { mb, chunk, segment });
-    if last {
+    if reduces {
         let bucket = segment;
         actions.push(Action::ReduceGrads { chunk, bucket });
     }
@@ -289,6 +324,17 @@ mod tests {
              gather, F1 <- 0, F1, F1 -> 2, release, \
              gather, B0 <- 2, B0.0, W0.0, B0.1, B0 -> 0, W0.1, release, \
              gather, B1 <- 2, B1.0, W1.0, reduce 0, B1.1, B1 -> 0, W1.1, reduce 1, release"
+        );
+    }
+
+    #[test]
+    fn each_microbatch_is_reduced_where_that_is_asked_for() {
+        let schedule = Schedule::new(ScheduleKind::OneFOneB, 2, 2, &[2, 1]).unwrap();
+        assert_eq!(
+            text(&schedule.with_reduction(Reduction::EachMicrobatch), 0),
+            "gather, F0, F0 -> 1, release, gather, F1, F1 -> 1, release, \
+             gather, B0 <- 1, B0.0, W0.0, reduce 0, B0.1, W0.1, reduce 1, release, \
+             gather, B1 <- 1, B1.0, W1.0, reduce 0, B1.1, W1.1, reduce 1, release"
         );
     }
 

@@ -160,7 +160,12 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
             .then_some(1)
             .or(args.zero_stage),
     );
-    set(&mut layout.bucket_bytes, args.bucket_bytes);
+    if args.hybrid_shard_size.is_some() {
+        layout.hybrid_shard_size = args.hybrid_shard_size;
+    }
+    // What is gathered or whole only for a while should be small: a layer.
+    let each_layer = (!saved && layout.zero_stage >= 2).then_some(1);
+    set(&mut layout.bucket_bytes, args.bucket_bytes.or(each_layer));
     set(
         &mut layout.any_order,
         args.reduction_order

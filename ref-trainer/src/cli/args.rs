@@ -39,8 +39,9 @@ pub(super) struct LayoutArgs {
     /// Cut activations between blocks over tp too, by token [default: false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub sequence_parallel: Option<bool>,
-    /// 0: replicas keep all; 1: each keeps its part of the optimizer's state; 2, 3 are not built
-    /// yet: refused [default: 0]
+    /// 0: replicas keep all; 1: each keeps its part of the optimizer's state; 2: of the gradients
+    /// too, summed after each microbatch; 3: of the parameters too, gathered where they are used
+    /// [default: 0]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=3), value_name = "0..3")]
     pub zero_stage: Option<u8>,
     /// Megatron's word for --zero-stage 1
@@ -75,10 +76,13 @@ pub(super) struct LayoutArgs {
     /// What backward computes again instead of keeping it [default: none]
     #[arg(long, visible_alias = "recompute-granularity", value_enum)]
     pub recompute: Option<Recompute>,
-    /// Replicas that shard among themselves only; not built yet: refused
+    /// Neighbouring replicas that shard among themselves, the others holding copies; divides dp x
+    /// cp, needs --zero-stage 1, 2 or 3 [default: all of them]
     #[arg(long, value_name = "N")]
     pub hybrid_shard_size: Option<usize>,
-    /// Gradients are summed in buckets of this many bytes [default: 1048576]
+    /// Gradients are summed, and under --zero-stage 3 parameters gathered, in buckets of whole
+    /// layers that are closed once they take this many bytes; 1 makes each layer its own
+    /// [default: 1048576; zero-stage 2, 3: 1]
     #[arg(long, value_name = "BYTES")]
     pub bucket_bytes: Option<usize>,
     /// Order in which contributions are added [default: rank]

@@ -17,9 +17,6 @@ pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
             );
         }
     }
-    if let Some(stage @ 2..) = args.zero_stage {
-        return unbuilt("zero-stage", &stage.to_string(), "use 0 or 1");
-    }
     if let Some(way) = args.cp_comm {
         return unbuilt(
             "cp-comm",
@@ -36,13 +33,6 @@ pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
     }
     if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
         return unbuilt("recompute", &spelt(mode), "use none");
-    }
-    if let Some(ranks) = args.hybrid_shard_size {
-        return unbuilt(
-            "hybrid-shard-size",
-            &ranks.to_string(),
-            "shards span all of dp, so leave it out",
-        );
     }
     Ok(())
 }

@@ -108,6 +108,17 @@ fn each_flag_reaches_the_job() {
         ("--sequence-parallel=false", |_| {}),
         ("--zero-stage 1", |j| j.layout.zero_stage = 1),
         ("--use-distributed-optimizer", |j| j.layout.zero_stage = 1),
+        ("--zero-stage 2", |j| {
+            (j.layout.zero_stage, j.layout.bucket_bytes) = (2, 1);
+        }),
+        (
+            "--dp 4 --zero-stage 3 --hybrid-shard-size 2 --bucket-bytes 70",
+            |j| {
+                j.layout.dp = 4;
+                (j.layout.zero_stage, j.layout.bucket_bytes) = (3, 70);
+                j.layout.hybrid_shard_size = Some(2);
+            },
+        ),
         ("--schedule gpipe", |j| {
             j.layout.schedule = ScheduleKind::GPipe
         }),
@@ -199,15 +210,12 @@ fn what_is_not_built_is_refused_by_name() {
         "--context-parallel-size 4",
         "--ep 2",
         "--etp 2",
-        "--zero-stage 2",
-        "--zero-stage 3",
         "--cp-comm ring",
         "--cp-comm all-gather",
         "--cp-comm ulysses",
         "--recompute selective",
         "--recompute full",
         "--ulysses-degree 2",
-        "--hybrid-shard-size 2",
         "--dropout 0.1",
         "--window-size 16",
         "--pack-documents",
@@ -268,7 +276,7 @@ fn slips_are_named_in_one_sentence() {
             "--pp 2 --schedule zb-h1 --virtual-stages 2",
             "use schedule interleaved",
         ),
-        ("--schedule dualpipe-v", "at least pp=2"),
+        ("--pp 1 --schedule dualpipe-v", "at least pp=2"),
         (
             "--pp 2 --schedule dualpipe-v --gbs 6",
             "nearest global-batch-size: 8",
@@ -289,6 +297,15 @@ fn slips_are_named_in_one_sentence() {
         ("--pipeline-layout 1,x", "x"),
         ("--gbs 3", "nearest: 4"),
         ("--zero-stage 4", "0..=3"),
+        (
+            "--dp 4 --zero-stage 3 --hybrid-shard-size 3",
+            "dp 4 x cp 1 = 4 replicas; valid: 1, 2, 4",
+        ),
+        (
+            "--dp 4 --zero-stage 2 --hybrid-shard-size 0",
+            "valid: 1, 2, 4",
+        ),
+        ("--dp 4 --hybrid-shard-size 2", "use zero-stage 1, 2 or 3"),
         (
             "--zero-stage 0 --use-distributed-optimizer",
             "cannot be used with",
@@ -703,9 +720,9 @@ proptest! {
 
     /// The same with every layout flag sound in form, which gets further in.
     #[test]
-    fn no_layout_panics(degrees in prop::collection::vec(0usize..70, 3), batch in prop::collection::vec(0u64..100, 3), zero in 0u8..2) {
+    fn no_layout_panics(degrees in prop::collection::vec(0usize..70, 3), batch in prop::collection::vec(0u64..100, 3), zero in 0u8..4, within in 0usize..9) {
         let line = format!(
-            "verify --dp {} --tp {} --pp {} --mbs {} --gbs {} --seq-len {} --zero-stage {zero}",
+            "verify --dp {} --tp {} --pp {} --mbs {} --gbs {} --seq-len {} --zero-stage {zero} --hybrid-shard-size {within}",
             degrees[0], degrees[1], degrees[2], batch[0], batch[1], batch[2]
         );
         if let Err(failure) = run(&line) {

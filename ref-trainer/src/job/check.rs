@@ -32,6 +32,11 @@ fn bounds(job: &Job) -> Result<(), Failure> {
         ("cp", l.cp, MOST_RANKS),
         ("ep", l.ep, MOST_RANKS),
         ("etp", l.etp, MOST_RANKS),
+        (
+            "hybrid-shard-size",
+            l.hybrid_shard_size.unwrap_or(1),
+            MOST_RANKS,
+        ),
         ("virtual-stages", l.virtual_stages, 1 << 16),
         ("seq-length", b.seq, MOST),
         ("micro-batch-size", b.micro_batch, MOST),

@@ -92,6 +92,8 @@ pub(super) struct LayoutDef {
     sequence_parallel: bool,
     #[serde(default)]
     zero_stage: u8,
+    #[serde(default)]
+    hybrid_shard_size: Option<usize>,
     #[serde(default, with = "schedule")]
     schedule: ScheduleKind,
     #[serde(default = "one")]

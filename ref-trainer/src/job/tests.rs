@@ -29,7 +29,7 @@ fn a_file_may_be_short_but_not_misspelt() {
     for text in [
         r#"{"step": 7}"#,
         r#"{"layout": {"tpp": 4}}"#,
-        r#"{"layout": {"schedule": "zb-h1"}}"#,
+        r#"{"layout": {"schedule": "zb-h3"}}"#,
         "[]",
         "",
     ] {

@@ -89,6 +89,9 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
     }
     if l.zero_stage > 0 {
         text += &format!("; ZeRO {}", l.zero_stage);
+        if let Some(within) = l.hybrid_shard_size {
+            text += &format!(" within {within} replicas");
+        }
     }
     if job.threads_per_rank > 1 {
         text += &format!("; {} threads a rank", job.threads_per_rank);

@@ -27,12 +27,15 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 14] = [
+const PAIRED: [&str; 17] = [
     "dp",
     "tp",
     "pp",
     "sequence-parallel",
-    "zero 1",
+    "zero",
+    "zero 2, 3",
+    "zero 3",
+    "hybrid",
     "tied",
     "uneven stages",
     "kv heads < tp",
@@ -48,7 +51,8 @@ const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
 const STRICT: [&str; 4] = ["dp", "tp", "pp", "microbatches"];
 /// Rare by nature: they must occur.
-const RARE: [&str; 5] = [
+const RARE: [&str; 6] = [
+    "hybrid, several shards",
     "nothing valid in a step",
     "empty shard of vocab",
     "empty shard of ffn",
@@ -78,7 +82,19 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),
         feature("sequence-parallel", l.tp > 1, l.sequence_parallel),
-        feature("zero 1", l.dp > 1, l.zero_stage == 1),
+        feature("zero", l.dp > 1, l.zero_stage > 0),
+        feature("zero 2, 3", l.dp > 1, l.zero_stage > 1),
+        feature("zero 3", l.dp > 1, l.zero_stage == 3),
+        feature(
+            "hybrid",
+            l.dp > 1 && l.zero_stage > 0,
+            l.hybrid_shard_size.is_some(),
+        ),
+        feature(
+            "hybrid, several shards",
+            l.dp > 3 && l.zero_stage > 0,
+            l.hybrid_shard_size.is_some_and(|h| h > 1),
+        ),
         everywhere("tied", m.tied),
         feature(
             "tied over stages",

@@ -41,7 +41,7 @@ pub struct Genes {
     pub layers: (usize, bool, usize),
     /// Sequence length, microbatch and microbatches of a replica, beyond the least.
     pub batch: (usize, usize, usize),
-    /// Sequence-parallel, ZeRO-1, tied, any order, clipping, weight decay, two threads.
+    /// Sequence-parallel, hybrid sharding, tied, any order, clipping, weight decay, two threads.
     pub flags: [bool; 7],
     /// Place in [`SCHEDULES`], chunks a stage beyond two where that is free.
     pub schedule: (usize, usize),
@@ -51,6 +51,8 @@ pub struct Genes {
     pub mask: usize,
     /// Place in [`BUCKETS`].
     pub bucket: usize,
+    /// ZeRO stage, and the place of the hybrid one's shards among the divisors of dp.
+    pub zero: (u8, usize),
     /// Place in [`ARCHITECTURES`].
     pub architecture: usize,
     /// Of weights, data and masks.
@@ -170,10 +172,14 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         0..BUCKETS.len(),
         0..ARCHITECTURES.len(),
         (0..SCHEDULES.len(), 0..2_usize),
+        (
+            prop_oneof![2 => Just(0_u8), 2 => Just(1), 3 => Just(2), 4 => Just(3)],
+            0..4_usize,
+        ),
         any::<u32>(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, architecture, schedule, seed) = rest;
+        let (optimizer, mask, bucket, architecture, schedule, zero, seed) = rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -185,6 +191,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             optimizer,
             mask,
             bucket,
+            zero,
             architecture,
             schedule,
             seed,
@@ -196,7 +203,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
 impl Genes {
     fn draw(&self, dtype: Dtype) -> Draw {
         let (dp, tp, pp) = meshes()[self.mesh];
-        let [sequence_parallel, zero, tied, any_order, clip, decay, two] = self.flags;
+        let [sequence_parallel, hybrid, tied, any_order, clip, decay, two] = self.flags;
         let (schedule, virtual_stages) = self.kind(pp);
         let places = pp * schedule.chunks().unwrap_or(virtual_stages);
         let (counts, uneven) = self.stage_layers(places);
@@ -205,7 +212,8 @@ impl Genes {
             tp,
             pp,
             sequence_parallel,
-            zero_stage: u8::from(zero),
+            zero_stage: self.zero.0,
+            hybrid_shard_size: self.hybrid(dp).filter(|_| hybrid),
             schedule,
             virtual_stages,
             stage_layers: uneven.then(|| counts.clone()),
@@ -235,6 +243,13 @@ impl Genes {
             ..Job::verify()
         };
         Draw { job, mask }
+    }
+
+    /// Fewer replicas than all, that shard among themselves; none where nothing is sharded.
+    fn hybrid(&self, dp: usize) -> Option<usize> {
+        let (stage, pick) = self.zero;
+        let all: Vec<usize> = (1..dp).rev().filter(|h| dp.is_multiple_of(*h)).collect();
+        (stage > 0 && !all.is_empty()).then(|| all[pick % all.len()])
     }
 
     /// A schedule that `pp` stages can follow, and the chunks of a stage where that is free.
@@ -397,12 +412,13 @@ impl fmt::Display for Draw {
         );
         writeln!(
             f,
-            "dp {} tp {} pp {} sequence-parallel {} zero {} {} of {} chunks {:?} bucket {} any order {} threads {}",
+            "dp {} tp {} pp {} sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {}",
             l.dp,
             l.tp,
             l.pp,
             l.sequence_parallel,
             l.zero_stage,
+            l.hybrid_shard_size,
             l.schedule.name(),
             l.chunks(),
             l.stage_layers,

@@ -33,7 +33,8 @@ pub fn ledger(
     change: impl Fn(&mut ParamSpec),
 ) -> Result<(), Failure> {
     let tied = tied(&rank.job.model, &rank.job.layout);
-    rebuild(rank, change, &tied)
+    let within = rank.job.layout.hybrid_shard_size;
+    rebuild(rank, change, &tied, within)
 }
 
 /// Gives every head a table of its own, though it is one with the embedding's on the same stage.
@@ -51,13 +52,21 @@ pub fn actions(rank: &mut Recorded<'_, f64>, stage: usize, change: impl Fn(&mut 
 
 /// Forgets which tables are tied over stages.
 pub fn untie(rank: &mut Recorded<'_, f64>) -> Result<(), Failure> {
-    rebuild(rank, |_| (), &[])
+    let within = rank.job.layout.hybrid_shard_size;
+    rebuild(rank, |_| (), &[], within)
+}
+
+/// Shards among other replicas than the job says.
+pub fn sharded_within(rank: &mut Recorded<'_, f64>, within: Option<usize>) -> Result<(), Failure> {
+    let tied = tied(&rank.job.model, &rank.job.layout);
+    rebuild(rank, |_| (), &tied, within)
 }
 
 fn rebuild(
     rank: &mut Recorded<'_, f64>,
     change: impl Fn(&mut ParamSpec),
     tied: &[quintet_zero::Tied],
+    within: Option<usize>,
 ) -> Result<(), Failure> {
     let mut flats = Vec::new();
     for chunk in &rank.chunks {
@@ -71,6 +80,7 @@ fn rebuild(
             bucket_bytes: rank.job.layout.bucket_bytes,
             element_bytes: size_of::<f64>(),
             tied,
+            shard_within: within,
         };
         let flat = FlatLayout::build(&specs, &rank.mesh, rank.rank, &spec)?;
         flats.push(Arc::new(flat));
@@ -80,11 +90,12 @@ fn rebuild(
     let world = rank.groups.world.subgroup(&everyone, "planted")?;
     let (groups, _) = Groups::new(world, &rank.mesh, &by_ref(&flats), order)?;
     rank.groups = groups;
+    let stage = ZeroStage::from_number(rank.job.layout.zero_stage)?;
     for (chunk, flat) in rank.chunks.iter_mut().zip(&flats) {
-        chunk.params = ParamStore::zeros(&rank.device, flat)?;
+        let partition = Partition::new(flat.clone(), stage);
+        chunk.params = ParamStore::zeros(&rank.device, &partition)?;
     }
     set(rank, |_, _, was| was)?;
-    let stage = ZeroStage::from_number(rank.job.layout.zero_stage)?;
     stages(rank, stage, stage)
 }
 
@@ -96,7 +107,7 @@ pub fn stages(
 ) -> Result<(), Failure> {
     for chunk in &mut rank.chunks {
         let of = |stage| Partition::new(chunk.params.layout().clone(), stage);
-        let (gradients, optimizer) = (of(gradients)?, of(optimizer)?);
+        let (gradients, optimizer) = (of(gradients), of(optimizer));
         chunk.grads = GradSync::new(&rank.device, &gradients, &rank.groups)?;
         let rule = rule(rank.job);
         chunk.optimizer = ShardedOptimizer::new(&rank.device, &optimizer, rule, &chunk.params)?;

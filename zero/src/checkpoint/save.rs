@@ -118,10 +118,8 @@ fn write<B: Optimizer, E: Scalar>(
             let name = &layout.entries()[piece.entry].spec.name;
             runs.insert(name.clone(), logical(&piece));
             let mut host = vec![E::from_f64(0.0); piece.range.len()];
-            device.download(
-                B::slice(params.part(piece.part)?, piece.range.clone()),
-                &mut host,
-            )?;
+            let held = params.part(piece.part)?.cut(piece.range.clone())?;
+            device.download(held, &mut host)?;
             model.push((name.clone(), bytemuck::cast_slice(&host).to_vec()));
             for (index, kind) in optimizer.kinds().into_iter().enumerate() {
                 let mut host = vec![E::Acc::from_f64(0.0); piece.range.len()];

@@ -104,9 +104,11 @@ impl<E: Scalar> Staging<E> {
                 (0..layout.parts().len()).map(zeros).collect()
             });
             let moments = optimizer.as_ref().map_or(0, |o| o.rule().moments().len());
-            let params = layout.parts().iter().map(|p| zeros(p.len)).collect();
+            let at_rest = |part| params.partition().param(part);
+            let own = (0..layout.parts().len()).map(|part| zeros(at_rest(part).len()));
+            let own = own.collect();
             chunks.push(Chunk {
-                params,
+                params: own,
                 state,
                 moments,
             });
@@ -121,7 +123,8 @@ impl<E: Scalar> Staging<E> {
                 let own = optimizer
                     .as_ref()
                     .map_or(0..0, |o| o.partition().state(part));
-                let params = runs(entry.range(), 0);
+                let held = at_rest(part);
+                let params = runs(held.clone(), held.start);
                 let state = runs(own.clone(), own.start);
                 needs.insert(
                     entry.spec.name.clone(),

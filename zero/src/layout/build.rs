@@ -31,7 +31,7 @@ pub(super) fn build(
         }
         if bytes >= spec.bucket_bytes || layer == 0 {
             let from = parts.len();
-            place(pending, &mut entries, &mut parts, mesh, rank);
+            place(pending, &mut entries, &mut parts, (mesh, rank), spec)?;
             let parts = from..parts.len();
             buckets.push(Bucket {
                 layers: layer..end,
@@ -47,7 +47,7 @@ pub(super) fn build(
         .collect();
     tied.sort_by(|a, b| entries[a.1].spec.name.cmp(&entries[b.1].spec.name));
     let from = parts.len();
-    place(tied, &mut entries, &mut parts, mesh, rank);
+    place(tied, &mut entries, &mut parts, (mesh, rank), spec)?;
     let tied = from..parts.len();
     Ok(FlatLayout {
         mesh: *mesh,
@@ -182,17 +182,24 @@ fn place(
     entries: Vec<(Vec<usize>, usize)>,
     all: &mut [Entry],
     parts: &mut Vec<Part>,
-    mesh: &DeviceMesh,
-    rank: usize,
-) {
+    (mesh, rank): (&DeviceMesh, usize),
+    spec: &LayoutSpec<'_>,
+) -> Result<(), Error> {
     let mut sets: BTreeMap<(Vec<usize>, Vec<Factor>), Vec<usize>> = BTreeMap::new();
     for (stages, entry) in entries {
         let factors = normal(all[entry].spec.summed_over());
         sets.entry((stages, factors)).or_default().push(entry);
     }
     for ((stages, factors), entries) in sets {
-        let (shard, extra): (Vec<Factor>, Vec<Factor>) =
+        let (replicas, extra): (Vec<Factor>, Vec<Factor>) =
             factors.into_iter().partition(|f| is_replica(f.axis));
+        let (across, shard) = match spec.shard_within {
+            None => (Vec::new(), replicas),
+            Some(within) => hybrid(&replicas, within).map_err(|why| {
+                let first = entries.first().copied().unwrap_or_default();
+                refused(&all[first].spec, why)
+            })?,
+        };
         let mut len = 0;
         for &entry in &entries {
             all[entry].part = parts.len();
@@ -204,6 +211,7 @@ fn place(
         let places = group.len();
         parts.push(Part {
             shard,
+            across,
             extra,
             stages,
             entries,
@@ -212,6 +220,44 @@ fn place(
             place,
         });
     }
+    Ok(())
+}
+
+/// Cuts the replicas, outer to inner, into those that hold copies and `within` neighbours that
+/// shard among themselves.
+fn hybrid(replicas: &[Factor], within: usize) -> Result<(Vec<Factor>, Vec<Factor>), String> {
+    let all: usize = replicas.iter().map(|f| f.degree).product();
+    let (mut across, mut shard) = (Vec::new(), Vec::new());
+    let mut left = gcd(all, within);
+    for &f in replicas.iter().rev() {
+        let inner = gcd(f.degree, left);
+        if inner != f.degree && inner != left {
+            return Err(format!(
+                "{within} neighbours of {all} replicas are no block of {} {}",
+                f.axis.name(),
+                f.degree
+            ));
+        }
+        let cut = |stride, degree| Factor {
+            stride,
+            degree,
+            ..f
+        };
+        if inner > 1 {
+            shard.push(cut(f.stride, inner));
+        }
+        if inner < f.degree {
+            across.push(cut(f.stride * inner, f.degree / inner));
+        }
+        left /= inner;
+    }
+    across.reverse();
+    shard.reverse();
+    Ok((across, shard))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Sorted, and factors that together make a larger factor of their axis joined.

@@ -61,11 +61,12 @@ impl fmt::Display for Sum<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Part {
             shard,
+            across,
             extra,
             stages,
             ..
         } = self.0;
-        if shard.is_empty() && extra.is_empty() && stages.is_empty() {
+        if shard.is_empty() && across.is_empty() && extra.is_empty() && stages.is_empty() {
             return write!(f, "not summed");
         }
         write!(f, "summed over")?;
@@ -74,7 +75,7 @@ impl fmt::Display for Sum<'_> {
             write!(f, " stages {stages:?}")?;
             then = ", then";
         }
-        for factors in [extra, shard] {
+        for factors in [extra, shard, across] {
             if !factors.is_empty() {
                 write!(f, "{then} ")?;
                 write_factors(f, factors)?;

@@ -12,11 +12,18 @@ use quintet_collectives::{
 };
 use quintet_kernels::{Cpu, Float, Scalar};
 use quintet_zero::{
-    Error, FlatLayout, Full, GradSync, GroupSet, LayoutSpec, ParamStore, Partition, Rule,
-    ShardedOptimizer, Tied, ZeroStage,
+    Error, FlatLayout, Full, Gathering, GradSync, GroupSet, LayoutSpec, ParamStore, Partition,
+    Rule, ShardedOptimizer, Tied, ZeroStage,
 };
 
 pub type Comm = Communicator<Local>;
+
+pub const ALL: [ZeroStage; 4] = [
+    ZeroStage::Ddp,
+    ZeroStage::One,
+    ZeroStage::Two,
+    ZeroStage::Three,
+];
 
 #[derive(Debug, Clone, Copy)]
 pub struct Model {
@@ -26,6 +33,10 @@ pub struct Model {
     pub blocks: usize,
     pub bucket_bytes: usize,
     pub tie: bool,
+    /// Replicas that shard among themselves.
+    pub within: Option<usize>,
+    /// Microbatches of a step; some ranks have fewer, and some none.
+    pub microbatches: u64,
 }
 
 impl Model {
@@ -37,6 +48,16 @@ impl Model {
             blocks: 3,
             bucket_bytes: 100,
             tie: true,
+            within: None,
+            microbatches: 1,
+        }
+    }
+
+    /// Whether a rank has this microbatch of a step. Replica 1 has none, where there are several.
+    pub fn works(&self, rank: usize, microbatch: u64) -> bool {
+        match self.mesh().index(rank, Axis::Dp) as u64 {
+            1 => self.microbatches == 1,
+            replica => microbatch == 0 || !(replica + microbatch).is_multiple_of(3),
         }
     }
 
@@ -131,11 +152,12 @@ impl Model {
             bucket_bytes: self.bucket_bytes,
             element_bytes: 4,
             tied: &tied,
+            shard_within: self.within,
         };
         Arc::new(FlatLayout::build(&self.layers(rank), &self.mesh(), rank, &spec).unwrap())
     }
 
-    /// What a rank's layer adds to the gradient of an element in a step.
+    /// What a rank's layer adds to the gradient of an element in a microbatch.
     pub fn grad(&self, rank: usize, layer: usize, s: &ParamSpec, index: usize, step: u64) -> f64 {
         let mesh = self.mesh();
         let own = s.at_use.iter().filter(|(_, p)| *p != Placement::Invariant);
@@ -144,6 +166,13 @@ impl Model {
         let key = places.chain([stage, layer as u64, index as u64, step]);
         let key = key.chain(s.name.bytes().map(u64::from)).fold(7, mix);
         (key % 17) as f64 - 8.0
+    }
+
+    /// What a rank's layer adds in all microbatches of a step.
+    fn grads(&self, rank: usize, layer: usize, s: &ParamSpec, index: usize, step: u64) -> f64 {
+        let all = (0..self.microbatches).filter(|mb| self.works(rank, *mb));
+        all.map(|mb| self.grad(rank, layer, s, index, 100 * step + mb))
+            .sum()
     }
 
     /// The gradient of every logical element, summed serially.
@@ -158,7 +187,7 @@ impl Model {
                     if same.all(|(f, _)| mesh.place(rank, *f) == 0) {
                         for (_, start, len) in s.runs(&mesh, rank) {
                             for i in start..start + len {
-                                sum[i] += self.grad(rank, layer, s, i, step);
+                                sum[i] += self.grads(rank, layer, s, i, step);
                             }
                         }
                     }
@@ -220,8 +249,8 @@ impl<E: Scalar> Rank<E> {
         let (rank, device) = (world.rank(), Cpu::new(1));
         let layout = model.layout(rank);
         let groups = groups(&layout, world)?;
-        let partition = Partition::new(layout.clone(), stage)?;
-        let mut params = ParamStore::zeros(&device, &layout)?;
+        let partition = Partition::new(layout.clone(), stage);
+        let mut params = ParamStore::zeros(&device, &partition)?;
         params.fill_with(|e, i| E::from_f64(Model::init(&e.spec.name, i)))?;
         let sync = GradSync::new(&device, &partition, &groups)?;
         let optimizer = ShardedOptimizer::new(&device, &partition, rule, &params)?;
@@ -236,34 +265,87 @@ impl<E: Scalar> Rank<E> {
         })
     }
 
+    /// Forward, which looks at every parameter, gathered one bucket ahead.
+    pub fn forward(&mut self) -> Result<(), Error> {
+        let layout = self.params.layout().clone();
+        let mut gathering = Gathering::<Cpu, Comm, E>::new();
+        let last = layout.buckets().len();
+        if last > 0 {
+            gathering.ahead(&mut self.params, &self.groups, last - 1)?;
+        }
+        for bucket in (0..last).rev() {
+            gathering.end_bucket(&mut self.params, bucket)?;
+            if bucket > 0 {
+                gathering.ahead(&mut self.params, &self.groups, bucket - 1)?;
+            }
+            self.look(layout.buckets()[bucket].layers.clone())?;
+            self.params.release(bucket)?;
+        }
+        assert!(self.params.at_rest());
+        Ok(())
+    }
+
+    /// What a whole view shows is what is at rest, where this rank has that.
+    fn look(&self, layers: core::ops::Range<usize>) -> Result<(), Error> {
+        for layer in layers {
+            let views = self.params.views(layer)?;
+            for (view, &e) in views.iter().zip(self.params.layout().layer(layer)?) {
+                let entry = &self.params.layout().entries()[e];
+                assert_eq!(view.len(), entry.len);
+                let (host, runs) = self.params.read(entry)?;
+                let whole = entry.spec.runs(self.params.layout().mesh(), self.rank);
+                for (at, logical, len) in runs {
+                    let run = whole.iter().find(|r| (r.1..r.1 + r.2).contains(&logical));
+                    let from = run.map(|r| r.0 + logical - r.1).unwrap();
+                    assert_eq!(host[at..at + len], view[from..from + len]);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Fills and reduces, bucket by bucket in the order of backward; gradients times `scale`.
     pub fn backward(&mut self, step: u64, scale: f64) -> Result<(), Error> {
-        let Self {
-            model,
-            rank,
-            groups,
-            sync,
-            ..
-        } = self;
-        let (layout, layers) = (sync.layout().clone(), model.layers(*rank));
-        sync.zero()?;
-        for (bucket, segment) in layout.segments().into_iter().enumerate() {
-            for layer in segment.rev() {
-                let mut views = sync.views_mut(layer)?;
-                assert_eq!(views.len(), layers[layer].len());
-                for (view, s) in views.iter_mut().zip(&layers[layer]) {
-                    assert_eq!(view.len(), s.local_len(layout.mesh(), *rank));
-                    for (local, logical, len) in s.runs(layout.mesh(), *rank) {
-                        for i in 0..len {
-                            let g = model.grad(*rank, layer, s, logical + i, step) * scale;
-                            view[local + i] += E::Acc::from_f64(g);
-                        }
+        self.sync.zero()?;
+        let (model, layout) = (self.model, self.sync.layout().clone());
+        for mb in 0..model.microbatches {
+            self.forward()?;
+            for bucket in 0..layout.buckets().len() {
+                if model.works(self.rank, mb) {
+                    self.params.gather(&self.groups, bucket)?;
+                    self.add(bucket, 100 * step + mb, scale)?;
+                    self.params.release(bucket)?;
+                } else {
+                    // It shares its part of the parameters with those that have the microbatch.
+                    self.params.gather(&self.groups, bucket)?;
+                    self.params.release(bucket)?;
+                }
+                let each = self.sync.partition().cuts_grads();
+                if each || mb + 1 == model.microbatches {
+                    self.sync.reduce(&self.groups, bucket)?;
+                }
+            }
+        }
+        self.sync.finish(&self.groups)
+    }
+
+    fn add(&mut self, bucket: usize, microbatch: u64, scale: f64) -> Result<(), Error> {
+        let (layout, model) = (self.sync.layout().clone(), self.model);
+        let layers = model.layers(self.rank);
+        for layer in layout.buckets()[bucket].layers.clone().rev() {
+            let mut views = self.sync.views_mut(layer)?;
+            assert_eq!(views.len(), layers[layer].len());
+            for (view, s) in views.iter_mut().zip(&layers[layer]) {
+                assert_eq!(view.len(), s.local_len(layout.mesh(), self.rank));
+                for (local, logical, len) in s.runs(layout.mesh(), self.rank) {
+                    for i in 0..len {
+                        let g = model.grad(self.rank, layer, s, logical + i, microbatch) * scale;
+                        view[local + i] += E::Acc::from_f64(g);
                     }
                 }
             }
-            sync.reduce(groups, bucket)?;
         }
-        sync.finish(groups)
+        Ok(())
     }
 
     pub fn step(&mut self, lr: f64, grad_scale: f64) -> Result<(), Error> {

@@ -1,0 +1,134 @@
+//! ZeRO-3 in the trainer: while the layers of a segment compute, the parameters of the next are on
+//! the wire, in forward and in backward. Every message takes a while; what is issued meanwhile is
+//! written down.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+mod common;
+
+use common::{cut, samples_of, small_job, with};
+use quintet_collectives::plan::Operation;
+use quintet_collectives::transport::delay::Delay;
+use quintet_collectives::transport::local::{Local, World};
+use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
+use quintet_collectives::{Communicator, Result};
+use quintet_kernels::Cpu;
+use quintet_ref_trainer::rank::{Begin, Rank};
+
+const MESSAGE: Duration = Duration::from_millis(10);
+
+/// The calls of one rank over all its groups, in the order in which they begin.
+type Log = Arc<Mutex<Vec<(String, Operation)>>>;
+
+struct Traced {
+    inner: Delay<Local>,
+    log: Log,
+}
+
+impl Transport for Traced {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+    fn world(&self) -> usize {
+        self.inner.world()
+    }
+    fn global(&self, rank: usize) -> usize {
+        self.inner.global(rank)
+    }
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
+        self.inner.try_send(to, message)
+    }
+    fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
+        self.inner.try_recv(from, tag)
+    }
+    fn announce(&mut self, call: &Call) -> Result<()> {
+        let name = self.inner.name().to_string();
+        self.log.lock().expect("a log").push((name, call.operation));
+        self.inner.announce(call)
+    }
+    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
+        self.inner.confirmed(sequence)
+    }
+    fn park(&mut self, wait: &Wait, timeout: Duration) {
+        self.inner.park(wait, timeout);
+    }
+    fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
+        Ok(Self {
+            inner: self.inner.subgroup(members, name)?,
+            log: self.log.clone(),
+        })
+    }
+    fn control(&self) -> Arc<dyn Control> {
+        self.inner.control()
+    }
+}
+
+#[test]
+fn the_next_segment_is_gathered_while_one_computes() {
+    // One microbatch a replica, each layer a segment.
+    let mut job = with(&cut(&small_job(), (2, 2, 1)), |l| {
+        (l.zero_stage, l.bucket_bytes) = (3, 1);
+    });
+    (job.batch.global_batch, job.steps) = (2, 1);
+    let (blocks, samples) = (job.model.layers, samples_of(&job));
+    let world = World::new(4).expect("a world");
+    let logs: Vec<Vec<(String, Operation)>> = thread::scope(|scope| {
+        let ranks = world.seats().into_iter().map(|seat| {
+            let (job, samples) = (&job, &samples);
+            scope.spawn(move || {
+                let log = Log::default();
+                let comm = Communicator::new(Traced {
+                    inner: Delay::new(seat.endpoint(), MESSAGE, Duration::ZERO),
+                    log: log.clone(),
+                });
+                let device = Cpu::new(1);
+                let mut rank =
+                    Rank::<_, _, f64>::new(job, device, comm, Begin::Random).expect("a rank");
+                log.lock().expect("a log").clear();
+                rank.accumulate(samples, 1, false).expect("a step");
+                log.lock().expect("a log").clone()
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let join = |rank: thread::ScopedJoinHandle<'_, _>| rank.join().expect("no panic");
+        ranks.into_iter().map(join).collect()
+    });
+    for log in logs {
+        let at = |group: &str, operation| -> Vec<usize> {
+            let calls = log.iter().enumerate();
+            let of = calls.filter(|(_, (name, op))| name.starts_with(group) && *op == operation);
+            of.map(|(at, _)| at).collect()
+        };
+        let gathers = at("dp gradients", Operation::AllGather);
+        let tp = at("tp", Operation::AllReduce);
+        assert_eq!(
+            gathers.len(),
+            2 * (blocks + 2),
+            "embedding, blocks, head, twice"
+        );
+        // The table has one sum over tp, a block two forward and two backward, the head two and one.
+        assert_eq!(tp.len(), 1 + 2 * blocks + 2 + 1 + 2 * blocks);
+        for k in 0..blocks {
+            // Between the two sums of block k the wire has had 10 ms for what was issued before it.
+            let (second, next) = (tp[2 + 2 * k], gathers[k + 2]);
+            assert!(
+                next < second,
+                "forward: block {k} computes before the next is sent: {log:?}"
+            );
+            let (second, next) = (tp[2 * blocks + 5 + 2 * k], gathers[blocks + 4 + k]);
+            assert!(next < second, "backward: {k} blocks back: {log:?}");
+        }
+        // And not two ahead: what comes after the next is gathered only when a segment is done.
+        for k in 0..blocks - 1 {
+            assert!(
+                gathers[k + 3] > tp[1 + 2 * k],
+                "two segments ahead: {log:?}"
+            );
+        }
+    }
+}
