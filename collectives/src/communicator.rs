@@ -26,7 +26,7 @@ use crate::{
     cost::Model,
     performer::{View, fits},
     plan::CollectiveShape as Shape,
-    transport::Transport,
+    transport::{Site, Transport},
 };
 
 mod act;
@@ -203,6 +203,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_gather`].
+    #[track_caller]
     pub fn split(&self, color: i64, key: i64) -> Result<Self> {
         let mut pairs = std::vec![0i64; 2 * self.world()];
         self.all_gather(&[color, key], &mut pairs)?;
@@ -223,6 +224,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// [`Error::Mismatch`], [`Error::PeerLost`], [`Error::Timeout`], [`Error::Aborted`].
+    #[track_caller]
     pub fn all_reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp) -> Result<()> {
         let len = buffer.len();
         self.perform(Shape::AllReduce { len }, Some(op), whole(buffer))
@@ -232,6 +234,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn all_reduce_into<E: Element>(
         &self,
         input: &[E],
@@ -250,6 +253,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn reduce_scatter<E: Element>(
         &self,
         input: &[E],
@@ -264,6 +268,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], [`Error::Len`], and [`Error::Plan`] for bad counts.
+    #[track_caller]
     pub fn reduce_scatter_v<E: Element>(
         &self,
         input: &[E],
@@ -281,6 +286,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
+    #[track_caller]
     pub fn reduce_scatter_in_place<E: Element>(
         &self,
         buffer: &mut [E],
@@ -306,6 +312,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn all_gather<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
         let counts = std::vec![input.len(); self.world()];
         self.all_gather_v(input, output, &counts)
@@ -315,6 +322,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
+    #[track_caller]
     pub fn all_gather_v<E: Element>(
         &self,
         input: &[E],
@@ -331,6 +339,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`].
+    #[track_caller]
     pub fn all_gather_in_place<E: Element>(
         &self,
         buffer: &mut [E],
@@ -355,6 +364,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Plan`] where `root` is no rank.
+    #[track_caller]
     pub fn broadcast<E: Element>(&self, buffer: &mut [E], root: usize) -> Result<()> {
         let len = buffer.len();
         self.perform(Shape::Broadcast { len, root }, None, whole(buffer))
@@ -364,6 +374,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::broadcast`].
+    #[track_caller]
     pub fn reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp, root: usize) -> Result<()> {
         let len = buffer.len();
         self.perform(Shape::Reduce { len, root }, Some(op), whole(buffer))
@@ -374,6 +385,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::broadcast`], and [`Error::Len`].
+    #[track_caller]
     pub fn gather<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
         let counts = std::vec![input.len(); self.world()];
         self.gather_v(input, output, &counts, root)
@@ -383,6 +395,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::gather`], and [`Error::Plan`] for bad counts.
+    #[track_caller]
     pub fn gather_v<E: Element>(
         &self,
         input: &[E],
@@ -402,6 +415,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::gather`].
+    #[track_caller]
     pub fn scatter<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
         let counts = std::vec![output.len(); self.world()];
         self.scatter_v(input, output, &counts, root)
@@ -411,6 +425,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::gather_v`].
+    #[track_caller]
     pub fn scatter_v<E: Element>(
         &self,
         input: &[E],
@@ -429,6 +444,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
+    #[track_caller]
     pub fn all_to_all<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
         let world = self.world();
         if !input.len().is_multiple_of(world) {
@@ -449,6 +465,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::reduce_scatter_v`], and [`Error::Message`].
+    #[track_caller]
     pub fn all_to_all_v<E: Element>(
         &self,
         input: &[E],
@@ -467,6 +484,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::all_reduce`].
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let view: View<'_, u8> = View::Apart {
             input: &[],
@@ -476,6 +494,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     }
 
     /// On this thread where nothing is under way, else on the worker with a copy.
+    #[track_caller]
     fn perform<E: Element>(
         &self,
         shape: Shape,
@@ -502,6 +521,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         Ok(())
     }
 
+    #[track_caller]
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
         let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
         Ok(Run {
@@ -509,6 +529,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             dtype,
             redop,
             order: self.order,
+            site: Site::here(),
             performer: None,
         })
     }

@@ -163,6 +163,12 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
+    /// The ranks of a run could not find each other.
+    #[error("{0}")]
+    Rendezvous(String),
+    /// The environment says nothing, too little or two things about this rank's place.
+    #[error("{0}")]
+    Environment(String),
     /// What an operation was to wait for failed, or a handle was used against its contract.
     #[error("{0}")]
     Gate(String),

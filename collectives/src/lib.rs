@@ -7,12 +7,13 @@
 //!   round 0    0 --> 1 --> 2 --> 3 --> 0                Communicator --plan--> Performer
 //!   round 1    0 --> 1 --> 2 --> 3 --> 0                                          |
 //!   ...        each arrow: a chunk, folded                                    Transport
-//!              onto what the next rank has              local (threads), sim (one thread), yours
+//!              onto what the next rank has         local (threads), socket (processes), sim, yours
 //! ```
 //!
 //! Read in this order: [`chunk`], [`element`], [`group`], [`order`], [`plan`] (the tables of rounds,
 //! bytes and fold orders), [`plan::check`], [`cost`] (which plan when), [`transport`], [`performer`],
-//! [`communicator`], [`transport::local`].
+//! [`communicator`], [`transport::local`]. For processes: [`environment`], [`store`], [`process`],
+//! [`transport::socket`], [`launch`].
 //!
 //! # Words
 //!
@@ -24,11 +25,13 @@
 //! * **piece**: a part of a message that goes through a pipelined plan one round after the last.
 //! * **slot**: where a contribution is kept apart until its owner folds it in rank order.
 //! * **call**: one rank's next collective; **mismatch**: two ranks whose calls differ.
+//! * **run**, **generation**: processes that belong together; how often they were put together anew.
 //!
 //! # What is not here
 //!
-//! Devices, streams, sockets, launchers. Without the feature `std` also threads and clocks:
-//! `Communicator`, `World`, `Pending`; plans, checker, performer and simulation remain.
+//! Devices and streams. Without the feature `std` also threads, clocks, sockets and processes:
+//! `Communicator`, `World`, `Pending`, `Process`; plans, checker, performer and simulation remain.
+//! Sockets and processes need a unix.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -41,8 +44,12 @@ pub mod chunk;
 pub mod communicator;
 pub mod cost;
 pub mod element;
+#[cfg(feature = "std")]
+pub mod environment;
 pub mod error;
 pub mod group;
+#[cfg(all(feature = "std", unix))]
+pub mod launch;
 pub mod ledger;
 pub mod mesh;
 pub mod order;
@@ -51,6 +58,10 @@ pub mod pending;
 pub mod performer;
 pub mod placement;
 pub mod plan;
+#[cfg(all(feature = "std", unix))]
+pub mod process;
+#[cfg(feature = "std")]
+pub mod store;
 pub mod transport;
 
 pub use element::{DType, Element, ReduceOp};
@@ -67,6 +78,12 @@ pub use {
     communicator::{Communicator, Stats},
     pending::{Done, Gate, Pending},
     transport::local::{Local, World},
+};
+
+#[cfg(all(feature = "std", unix))]
+pub use {
+    process::{Process, from_env},
+    transport::socket::Sockets,
 };
 
 #[cfg(all(doctest, feature = "std"))]

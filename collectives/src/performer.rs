@@ -100,7 +100,7 @@ impl Performer {
                 self.work(local, link, view);
             }
             match self.rounds.next() {
-                Some(round) => self.enter(round, link, view),
+                Some(round) => self.enter(round, link, view)?,
                 None => return link.transport.confirmed(self.call.sequence),
             }
         }
@@ -143,10 +143,22 @@ impl Performer {
         round: Round,
         link: &mut Link<T>,
         view: &View<'_, E>,
-    ) {
+    ) -> Result<()> {
         let tag = Tag::Collective(self.call.sequence);
         self.ordered = round.recvs.len() > 1 && round.ordered();
         for send in round.sends {
+            let lying = match &send.what {
+                What::Input(range) => Some(view.input(range.clone())),
+                What::Output(range) => Some(view.output(range.clone())),
+                _ => None,
+            };
+            // What waits for room keeps its place before what comes after it.
+            if let Some(elements) = lying
+                && !self.outbox.iter().any(|(to, _)| *to == send.to)
+                && link.send_from(send.to, tag, elements)?
+            {
+                continue;
+            }
             let message = match send.what {
                 What::Input(range) => copied(tag, view.input(range), link),
                 What::Output(range) => copied(tag, view.output(range), link),
@@ -176,6 +188,7 @@ impl Performer {
         }
         self.missing = round.recvs;
         self.then = Some(round.then);
+        Ok(())
     }
 
     /// The partial of `range` (where none is held: this range of the input), no longer held.

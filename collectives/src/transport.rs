@@ -8,6 +8,7 @@
 //!      |
 //!      +-- sim    all ranks in one thread, seeded      +-- local   ranks are threads (std)
 //!      +-- delay  wraps another, each message takes time
+//!      +-- socket ranks are processes, over tcp or unix sockets (std, unix)
 //! ```
 //!
 //! `try_send` and `try_recv` never wait. Whoever has nothing left to do calls [`Transport::park`],
@@ -26,6 +27,11 @@ pub mod delay;
 #[cfg(feature = "std")]
 pub mod local;
 pub mod sim;
+mod site;
+#[cfg(all(feature = "std", unix))]
+pub mod socket;
+
+pub use site::Site;
 
 /// One rank's end of one group.
 pub trait Transport {
@@ -49,6 +55,20 @@ pub trait Transport {
     /// The group's poison, or [`Error::PeerLost`].
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>>;
 
+    /// Sends the message that these bytes are, without asking for room, straight from where they lie
+    /// as far as that goes; false where this transport has no such way and nothing was sent.
+    ///
+    /// # Errors
+    /// Those of [`Transport::try_send`].
+    fn send_bytes(&mut self, _to: usize, _tag: Tag, _dtype: DType, _bytes: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Takes the storage of a finished message for one to come, or gives it back.
+    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
+        Some(storage)
+    }
+
     /// The oldest message of this tag from this peer, if there is one.
     ///
     /// # Errors
@@ -67,6 +87,11 @@ pub trait Transport {
     /// # Errors
     /// As [`Transport::announce`], and [`Error::PeerLost`] where a rank left before it.
     fn confirmed(&mut self, sequence: u64) -> Result<bool>;
+
+    /// A member that has not announced this number, where that is known; for reports.
+    fn absent(&self, _sequence: u64) -> Option<usize> {
+        None
+    }
 
     /// Sleeps until one of `wait` may have come true, the group is poisoned, somebody called
     /// [`Control::wake`], or `timeout` is over. It may return early at any time, never late.
@@ -164,6 +189,19 @@ impl Message {
         }
     }
 
+    /// A message of `len` elements that are the first bytes of `words`.
+    #[cfg(all(feature = "std", unix))]
+    pub(crate) fn from_words(tag: Tag, dtype: DType, len: usize, mut words: Vec<u64>) -> Self {
+        words.resize((len * dtype.bytes()).div_ceil(8), 0);
+        Self {
+            tag,
+            dtype,
+            due: 0,
+            len,
+            words,
+        }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -210,8 +248,9 @@ impl Message {
     }
 }
 
-/// A collective as one rank called it: what must be equal on all ranks of the group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A collective as one rank called it: what must be equal on all ranks of the group, and where in
+/// the program it was called, which may differ and is not compared.
+#[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// The number of the call on its group, from 0.
     pub sequence: u64,
@@ -229,7 +268,21 @@ pub struct Call {
     pub redop: Option<ReduceOp>,
     /// The order asked for.
     pub order: Order,
+    /// Where in the program it was called, if that is known.
+    pub site: Option<Site>,
 }
+
+impl PartialEq for Call {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |c: &Self| {
+            let shape = (c.sequence, c.operation, c.dtype, c.len, c.counts);
+            (shape, c.root, c.redop, c.order)
+        };
+        key(self) == key(other)
+    }
+}
+
+impl Eq for Call {}
 
 impl Call {
     /// The call of `shape` as number `sequence`.
@@ -256,7 +309,15 @@ impl Call {
             root: shape.root(),
             redop: redop.filter(|_| operation.folds()),
             order,
+            site: None,
         }
+    }
+
+    /// The same, called at `site`.
+    #[must_use]
+    pub fn at(mut self, site: Site) -> Self {
+        self.site = Some(site);
+        self
     }
 }
 
@@ -278,7 +339,8 @@ impl fmt::Display for Call {
         if self.order != Order::Rank {
             text += &format!(", order {}", self.order);
         }
-        write!(f, "{text})")
+        write!(f, "{text})")?;
+        self.site.map_or(Ok(()), |site| write!(f, " at {site}"))
     }
 }
 

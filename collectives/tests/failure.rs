@@ -67,6 +67,16 @@ fn a_different_count() {
 }
 
 #[test]
+fn both_call_sites_are_named() {
+    let (first, second) = (line!() + 3, line!() + 4);
+    let sites = [first, second].map(|line| format!("tests/failure.rs:{line}"));
+    mismatch_everywhere(2, &[&sites[0], &sites[1]], |comm| match comm.rank() {
+        0 => comm.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+        _ => comm.broadcast(&mut [0f32; 4], 0),
+    });
+}
+
+#[test]
 fn a_different_type_of_equal_bytes() {
     mismatch_everywhere(4, &["f32 x 8", "i32 x 8"], |comm| {
         if comm.rank() == 2 {

@@ -1,11 +1,19 @@
 //! One suite, stamped on every way to move messages: each operation, plan, world and ragged length
 //! gives exactly what a serial loop gives.
 
+#[cfg(unix)]
+mod common;
+
+#[cfg(unix)]
+use std::sync::{Arc, Mutex};
+
 use half::{bf16, f16};
 use quintet_collectives::performer::{Link, Performer, View};
 use quintet_collectives::plan::{CollectiveShape as S, Plan};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::transport::sim::{Delivery, Part, Sim};
+#[cfg(unix)]
+use quintet_collectives::transport::socket::{Kind, Seat};
 use quintet_collectives::transport::{Call, Transport, Wait};
 use quintet_collectives::{Algorithm, Element, Order, ReduceOp, Result};
 
@@ -20,15 +28,19 @@ fn on_sim<E: Element>(delivery: Delivery, parts: &[Part<E>]) -> Outputs<E> {
 
 /// Threads that perform the given plans, whatever a communicator would choose.
 fn on_local<E: Element>(world: &World, parts: &[Part<E>]) -> Outputs<E> {
+    let seats = world.seats();
+    on_threads(seats.iter().map(|seat| seat.endpoint()).collect(), parts)
+}
+
+fn on_threads<E: Element, T: Transport + Send>(ends: Vec<T>, parts: &[Part<E>]) -> Outputs<E> {
     let ranks: Vec<Result<(Vec<E>, u64)>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = world
-            .seats()
+        let threads: Vec<_> = ends
             .into_iter()
             .zip(parts)
-            .map(|(seat, part)| {
+            .map(|(end, part)| {
                 scope.spawn(move || {
-                    let mut link = Link::new(seat.endpoint());
-                    let mut output = vec![E::zeroed(); part.plan.output_len(seat.rank())];
+                    let mut output = vec![E::zeroed(); part.plan.output_len(end.rank())];
+                    let mut link = Link::new(end);
                     let mut view = View::Apart {
                         input: &part.input,
                         output: &mut output,
@@ -59,6 +71,31 @@ fn on_local<E: Element>(world: &World, parts: &[Part<E>]) -> Outputs<E> {
         .collect::<Result<Vec<_>>>()?
         .into_iter()
         .unzip())
+}
+
+/// The same over sockets: connected once for each kind and world, a group of its own each time.
+#[cfg(unix)]
+fn on_sockets<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
+    static RUNS: Mutex<Vec<(Kind, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
+    let mut runs = RUNS.lock().unwrap();
+    let known = runs
+        .iter()
+        .find(|(k, seats)| *k == kind && seats.len() == parts.len());
+    let seats = match known {
+        Some((_, seats)) => seats.clone(),
+        None => {
+            let seats = Arc::new(common::join(kind, parts.len(), |_| {}));
+            runs.push((kind, seats.clone()));
+            seats
+        }
+    };
+    // Of all ranks before anybody else's: the k-th of one belongs to the k-th of the others.
+    let ends = seats
+        .iter()
+        .map(Seat::endpoint)
+        .collect::<Result<Vec<_>>>()?;
+    drop(runs);
+    on_threads(ends, parts)
 }
 
 /// A small exact value that tells rank and place.
@@ -261,6 +298,10 @@ laws!(local, WORLDS, |p: &[Part<_>]| on_local(
     &World::new(p.len())?,
     p
 ));
+#[cfg(unix)]
+laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Tcp, p));
+#[cfg(unix)]
+laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Unix, p));
 laws!(local_tight, [1usize, 2, 3, 8], |p: &[Part<_>]| on_local(
     &World::with_buffer(p.len(), 1)?,
     p

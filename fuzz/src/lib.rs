@@ -3,23 +3,30 @@
 //! thousand seeded inputs; `fuzz_targets/` wraps the same bodies for libFuzzer.
 
 mod bytes;
+mod environment;
 mod layout;
 mod mesh;
 mod plans;
+mod wire;
 
+pub use environment::environment;
 pub use layout::layout;
 pub use mesh::{mesh, placement, runs};
 pub use plans::{constants, overrides, plans, ragged};
+pub use wire::{frames, rendezvous};
 
 /// A body by name.
 pub type Body = fn(&[u8]);
 
 /// All bodies.
-pub const BODIES: [(&str, Body); 8] = [
+pub const BODIES: [(&str, Body); 11] = [
     ("mesh", mesh),
     ("placement", placement),
     ("runs", runs),
     ("layout", layout),
+    ("frames", frames),
+    ("rendezvous", rendezvous),
+    ("environment", environment),
     ("plans", plans),
     ("ragged", ragged),
     ("overrides", overrides),

@@ -47,6 +47,13 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
+    /// Start ranks as processes of a command.
+    Launch {
+        /// How many.
+        ranks: usize,
+        /// Program and arguments.
+        command: Vec<OsString>,
+    },
     /// Write parameters in the other kind of folder.
     Convert(Convert),
     /// Help, version or a drawing was asked for: print this on stdout and exit 0.
@@ -83,7 +90,10 @@ where
         Err(error) if error.use_stderr() => return Err(Failure::usage(sentence(&error))),
         Err(help) => return Ok(Command::Print(painted(&help, &env))),
     };
-    refuse::environment(&env)?;
+    // A launcher may itself be launched: its ranks are told their own places.
+    if !matches!(cli.subcommand, Some(Sub::Launch(_))) {
+        refuse::environment(&env)?;
+    }
     match cli.subcommand {
         None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
         Some(Sub::Train(args)) => {
@@ -115,7 +125,10 @@ where
             to: args.to,
         })),
         Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
-        Some(Sub::Launch(_)) => Err(refuse::subcommand("launch")),
+        Some(Sub::Launch(args)) => Ok(Command::Launch {
+            ranks: args.ranks.get(),
+            command: args.command,
+        }),
         Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
     }
 }
@@ -230,8 +243,8 @@ enum Sub {
     Convert(ConvertArgs),
     /// Draw a pipeline schedule, with its bubble and the activations it holds
     Trace(trace::TraceArgs),
-    /// Not built yet: refused
-    Launch(Unbuilt),
+    /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
+    Launch(LaunchArgs),
     /// Not built yet: refused
     Precompile(Unbuilt),
 }
@@ -261,6 +274,16 @@ struct EvalArgs {
     batch: args::BatchArgs,
     #[command(flatten)]
     device: args::DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+struct LaunchArgs {
+    /// Ranks to start
+    #[arg(short = 'n', long = "ranks", value_name = "N")]
+    ranks: std::num::NonZeroUsize,
+    /// The command, after `--`
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

@@ -115,7 +115,8 @@ impl From<quintet_planner::config::Invalid> for Failure {
 impl From<quintet_collectives::Error> for Failure {
     fn from(error: quintet_collectives::Error) -> Self {
         match error {
-            quintet_collectives::Error::Layout(sentence) => Self::usage(sentence),
+            quintet_collectives::Error::Layout(sentence)
+            | quintet_collectives::Error::Environment(sentence) => Self::usage(sentence),
             other => Self::aborted(other.to_string()),
         }
     }

@@ -11,6 +11,7 @@ pub mod failure;
 pub mod forecast;
 pub mod groups;
 pub mod job;
+pub mod launch;
 pub mod lending;
 pub mod load;
 pub mod lock;

@@ -12,6 +12,7 @@ use quintet_ref_trainer::eval::evaluate;
 use quintet_ref_trainer::failure::{Exit, Failure, end};
 use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
+use quintet_ref_trainer::launch::launch;
 use quintet_ref_trainer::train::train;
 use quintet_ref_trainer::verify::verify;
 
@@ -32,6 +33,10 @@ fn perform(command: Command) -> Result<Exit, Failure> {
                 found.to_string()
             })?;
             Ok(Exit::Fine)
+        }
+        Command::Launch { ranks, command } => {
+            // Any code a rank may end with, not ours alone.
+            std::process::exit(launch(ranks, &command)?)
         }
         Command::Convert(job) => cli::print(&convert(&job)?).map(|()| Exit::Fine),
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),

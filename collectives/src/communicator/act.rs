@@ -16,7 +16,7 @@ use crate::{
     DType, Element, Order, ReduceOp, Result,
     performer::{Link, Performer, View},
     plan::Plan,
-    transport::{Call, Message, Tag, Transport, Wait},
+    transport::{Call, Message, Site, Tag, Transport, Wait},
 };
 
 /// An operation that goes as far as it can and then says what it waits for.
@@ -37,6 +37,8 @@ pub(super) struct Report {
     pub(super) sequence: u64,
     pub(super) peer: Option<usize>,
     pub(super) what: String,
+    /// Whether it is a collective that this rank has announced.
+    pub(super) called: bool,
 }
 
 /// Acts of one track go one after another; those of different tracks go side by side.
@@ -55,6 +57,7 @@ pub(super) struct Run {
     pub(super) dtype: DType,
     pub(super) redop: Option<ReduceOp>,
     pub(super) order: Order,
+    pub(super) site: Site,
     pub(super) performer: Option<Performer>,
 }
 
@@ -76,7 +79,8 @@ impl Run {
                     dtype,
                     self.redop,
                     self.order,
-                );
+                )
+                .at(self.site);
                 *sequence += 1;
                 none.insert(Performer::begin(plan, call, link)?)
             }
@@ -100,6 +104,7 @@ impl Run {
                     sequence: performer.call().sequence,
                     peer,
                     what,
+                    called: true,
                 }
             }
             None => Report {
@@ -107,6 +112,7 @@ impl Run {
                 sequence: 0,
                 peer: None,
                 what: String::from("its start"),
+                called: false,
             },
         }
     }
@@ -292,6 +298,7 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
             sequence: self.tag,
             peer: Some(self.to),
             what,
+            called: false,
         }
     }
     fn track(&self) -> Track {
@@ -355,6 +362,7 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
             sequence: self.tag,
             peer: Some(self.from),
             what,
+            called: false,
         }
     }
     fn track(&self) -> Track {

@@ -27,6 +27,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// # Errors
     /// [`crate::Error::System`] where the worker thread cannot be had; the rest comes from
     /// [`Pending::wait`].
+    #[track_caller]
     pub fn start_all_reduce<E, B>(
         &self,
         buffer: B,
@@ -51,6 +52,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// # Errors
     /// [`crate::Error::Len`] and [`crate::Error::Plan`] at once; else as
     /// [`Communicator::start_all_reduce`].
+    #[track_caller]
     pub fn start_reduce_scatter_v<E, B>(
         &self,
         buffer: B,
@@ -82,6 +84,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::start_reduce_scatter_v`].
+    #[track_caller]
     pub fn start_all_gather_v<E, B>(
         &self,
         buffer: B,
@@ -151,6 +154,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         )
     }
 
+    #[track_caller]
     fn start<E, B>(
         &self,
         shape: Shape,

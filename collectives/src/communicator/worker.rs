@@ -303,7 +303,17 @@ impl<T: Transport + Send + 'static> Core<T> {
 
     fn timeout(&self, engine: &Engine<T>, report: Report, waited: Duration, track: Track) -> Error {
         let transport = &engine.link.transport;
-        let peer = report.peer.map(|peer| transport.global(peer));
+        // Who has not even called is to blame before whoever waits for it in turn.
+        let absent = report
+            .called
+            .then(|| transport.absent(report.sequence))
+            .flatten()
+            .filter(|&absent| absent != transport.rank());
+        let what = match absent {
+            Some(absent) if report.peer != Some(absent) => String::from("its call"),
+            _ => report.what,
+        };
+        let peer = absent.or(report.peer).map(|peer| transport.global(peer));
         let error = Error::Timeout {
             group: transport.name().to_string(),
             rank: transport.global(transport.rank()),
@@ -311,8 +321,8 @@ impl<T: Transport + Send + 'static> Core<T> {
             sequence: report.sequence,
             peer,
             what: match peer {
-                Some(peer) => std::format!("rank {peer}: {}", report.what),
-                None => report.what,
+                Some(peer) => std::format!("rank {peer}: {what}"),
+                None => what,
             },
             waited,
         };

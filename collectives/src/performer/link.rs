@@ -44,6 +44,20 @@ impl<T: Transport> Link<T> {
         Ok(refused)
     }
 
+    /// Sends `elements` from where they lie, counted, if the transport can.
+    ///
+    /// # Errors
+    /// Those of [`Transport::send_bytes`].
+    pub fn send_from<E: Element>(&mut self, to: usize, tag: Tag, elements: &[E]) -> Result<bool> {
+        let bytes = bytemuck::cast_slice(elements);
+        let sent = self.transport.send_bytes(to, tag, E::DTYPE, bytes)?;
+        if sent {
+            self.bytes += bytes.len() as u64;
+            self.messages += 1;
+        }
+        Ok(sent)
+    }
+
     /// A message from `from` that must hold `len` elements of `E`.
     ///
     /// # Errors
@@ -91,7 +105,10 @@ impl<T: Transport> Link<T> {
 
     /// Keeps the storage of a finished message; of too many the smallest goes.
     pub fn recycle(&mut self, message: Message) {
-        self.spare.push(message.into_storage());
+        let Some(storage) = self.transport.recycle(message.into_storage()) else {
+            return;
+        };
+        self.spare.push(storage);
         if self.spare.len() > SPARE {
             let sizes = self.spare.iter().enumerate();
             let smallest = sizes

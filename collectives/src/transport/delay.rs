@@ -89,6 +89,10 @@ impl<T: Transport> Transport for Delay<T> {
         self.inner.confirmed(sequence)
     }
 
+    fn absent(&self, sequence: u64) -> Option<usize> {
+        self.inner.absent(sequence)
+    }
+
     fn park(&mut self, wait: &Wait, timeout: Duration) {
         // What is held is no longer the inner transport's to announce.
         let (mut rest, now) = (wait.clone(), now());

@@ -36,6 +36,8 @@ use crate::{
 
 mod world;
 
+#[cfg(unix)]
+pub(crate) use world::panic_message;
 pub use world::{Seat, World};
 
 /// One rank's endpoint of one group of a [`World`].
@@ -229,6 +231,11 @@ impl Transport for Local {
         let absent = (0..self.world()).find(absent);
         drop(board);
         absent.map_or(Ok(false), |rank| Err(self.lost(rank)))
+    }
+
+    fn absent(&self, sequence: u64) -> Option<usize> {
+        let board = lock(&self.group.board);
+        board.calls.iter().position(|&calls| calls <= sequence)
     }
 
     fn park(&mut self, wait: &Wait, timeout: Duration) {

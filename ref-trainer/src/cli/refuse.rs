@@ -76,7 +76,12 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
 
 /// Started as one process of several, this process would train alone and say nothing of it.
 pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
-    for name in ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+    for name in [
+        "QUINTET_WORLD_SIZE",
+        "WORLD_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+    ] {
         let processes = env(name).and_then(|text| text.trim().parse::<u64>().ok());
         if let Some(processes @ 2..) = processes {
             return Err(Failure::usage(format!(
@@ -89,7 +94,7 @@ pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), F
 
 pub(super) fn subcommand(name: &str) -> Failure {
     Failure::usage(format!(
-        "quintet {name} is not built yet; today there are train, verify, eval and trace"
+        "quintet {name} is not built yet; today there are train, verify, eval, trace, convert and launch"
     ))
 }
 

@@ -313,7 +313,7 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, if value == "t.json" { "--trace" } else { value });
     }
-    for name in ["plan", "bench", "launch", "precompile"] {
+    for name in ["plan", "bench", "precompile"] {
         refused(name, "not built yet");
         refused(&format!("{name} -n 2 --json -- x --tp"), name);
     }
@@ -406,9 +406,26 @@ fn a_launcher_is_not_ignored() {
         })
     };
     assert!(with("WORLD_SIZE", "1").is_ok() && with("WORLD_SIZE", "x").is_ok());
-    for name in ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"] {
+    for name in ["QUINTET_WORLD_SIZE", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"] {
         let failure = with(name, "4").unwrap_err();
         assert!(failure.exit == Exit::Usage && failure.sentence.contains(name));
+    }
+}
+
+#[test]
+fn launch_takes_a_command() {
+    let command = ["quintet", "train", "--dp", "2"].map(Into::into).to_vec();
+    assert_eq!(
+        run("launch -n 2 -- quintet train --dp 2").unwrap(),
+        Command::Launch { ranks: 2, command }
+    );
+    for line in [
+        "launch -n 2",
+        "launch -- x",
+        "launch -n 0 -- x",
+        "launch -n x -- x",
+    ] {
+        assert_eq!(run(line).unwrap_err().exit, Exit::Usage, "{line}");
     }
 }
 
@@ -758,6 +775,9 @@ proptest! {
                 prop_assert_eq!(back, job);
             }
             Ok(Command::Convert(_)) => {}
+            Ok(Command::Launch { ranks, command }) => {
+                prop_assert!(ranks > 0 && !command.is_empty());
+            }
             Ok(Command::Print(text)) => prop_assert!(!text.is_empty()),
             Err(failure) => {
                 prop_assert!(matches!(failure.exit, Exit::Usage | Exit::Data));

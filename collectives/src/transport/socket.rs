@@ -1,0 +1,439 @@
+//! Ranks as processes, over tcp or unix sockets (`std`, unix).
+//!
+//! ```text
+//! Join --store--> Seat --communicator()--> Communicator<Sockets>
+//!
+//!            data        one connection a pair: frames with length, tag, number, generation, checksum
+//! rank 0 ============ rank 1
+//!            control     one more: beats, the first cause of a failure, farewells; a thread serves it
+//! ```
+//!
+//! A rank that waits drives its own data connections: it writes what is queued and reads whatever
+//! comes, for all its groups, so that no two ranks can block each other by sending at the same time.
+//! Nobody waits in a write. What a `send` leaves behind is written by the control thread.
+//!
+//! Every rank hears every call of its group: with the first message about it, or else by itself. A
+//! call is over when all have been heard.
+//!
+//! Failure: a process that dies closes its control connections, and each survivor sees that for
+//! itself; a survivor that gives up says first why. A host that falls silent is noticed over tcp in
+//! about two seconds, by the kernel. A stopped or busy process is not lost: who waits for it has its
+//! deadline.
+
+use std::{
+    string::ToString,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+    vec,
+    vec::Vec,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::{
+    DType, Error, Result,
+    transport::{Call, Control, Message, Tag, Transport, Wait, checked_members},
+};
+
+mod codec;
+mod conn;
+pub mod control;
+pub mod frame;
+mod group;
+pub(crate) mod handshake;
+mod join;
+mod mesh;
+mod seat;
+pub(crate) mod stream;
+pub(crate) mod waker;
+
+pub use join::{Join, Kind};
+pub use seat::Seat;
+
+use frame::Kind as Purpose;
+use group::Group;
+use mesh::Mesh;
+
+/// One rank's endpoint of one group.
+#[derive(Debug)]
+pub struct Sockets {
+    mesh: Arc<Mesh>,
+    group: Arc<Group>,
+    /// My call under way.
+    call: Option<Call>,
+    /// By place: calls it has been told of.
+    told: Vec<u64>,
+    /// By place: frames of collectives sent to it, as the number after the last.
+    sent: Vec<u64>,
+    /// By place: user bytes sent and not given back, and whether it was asked for them.
+    owed: Vec<(u64, bool)>,
+}
+
+impl Sockets {
+    fn new(mesh: Arc<Mesh>, group: Arc<Group>) -> Self {
+        let n = group.ranks.len();
+        Self {
+            mesh,
+            group,
+            call: None,
+            told: vec![0; n],
+            sent: vec![0; n],
+            owed: vec![(0, false); n],
+        }
+    }
+
+    /// That member is gone and something was still expected of it: nobody in the group can go on.
+    fn lost(&self, place: usize) -> Error {
+        let reason = std::format!(
+            "it left before its part in group {} was done",
+            self.group.name
+        );
+        let cause = Error::PeerLost {
+            rank: self.group.ranks[place],
+            reason,
+        };
+        self.mesh.poison(&self.group, cause)
+    }
+
+    fn left(&self, place: usize) -> bool {
+        self.group.left[place].load(Ordering::Acquire)
+    }
+
+    /// Whether `bytes` more may be under way to a member that need not have asked for them.
+    fn has_room(&mut self, to: usize, bytes: u64) -> bool {
+        let given = core::mem::take(&mut lock(&self.group.inbox).credit[to]);
+        let (owed, asked) = &mut self.owed[to];
+        *owed -= given;
+        if *owed == 0 || *owed + bytes <= self.mesh.bound {
+            *owed += bytes;
+            *asked = false;
+            return true;
+        }
+        if !core::mem::replace(asked, true) {
+            let frame = self.mesh.frame(&self.group, Purpose::Ask, 0);
+            self.mesh.push(self.group.ranks[to], frame, Vec::new());
+        }
+        false
+    }
+
+    /// The frame of a message, with my call where it is the first about it to that member.
+    fn message(&mut self, to: usize, tag: Tag, dtype: DType, len: usize) -> frame::Frame {
+        let mut call = None;
+        if let Tag::Collective(sequence) = tag
+            && self.told[to] <= sequence
+        {
+            call = self.call.filter(|call| call.sequence == sequence);
+            self.told[to] = sequence + 1;
+        }
+        frame::Frame {
+            tag,
+            dtype,
+            call,
+            ..self.mesh.frame(&self.group, Purpose::Data, len as u64)
+        }
+    }
+
+    /// The same with the payload's checksum, where this run has them.
+    fn summed(&self, frame: frame::Frame, payload: &[u8]) -> frame::Frame {
+        let payload_crc = self.mesh.payload_crc.then(|| crc32c::crc32c(payload));
+        frame::Frame {
+            payload_crc,
+            ..frame
+        }
+    }
+
+    /// Tells my call to those whom no message of it has reached.
+    fn tell_rest(&mut self, sequence: u64) {
+        let Some(call) = self.call.filter(|call| call.sequence == sequence) else {
+            return;
+        };
+        for place in 0..self.told.len() {
+            if place != self.group.me && self.told[place] <= sequence {
+                let frame = frame::Frame {
+                    tag: Tag::Collective(sequence),
+                    call: Some(call),
+                    ..self.mesh.frame(&self.group, Purpose::Announce, 0)
+                };
+                self.told[place] = sequence + 1;
+                let number = self.mesh.push(self.group.ranks[place], frame, Vec::new());
+                self.sent[place] = number + 1;
+            }
+        }
+    }
+
+    /// Whether what collectives sent is with the kernel.
+    fn flushed(&self) -> bool {
+        let ranks = self.group.ranks.iter().zip(&self.sent);
+        ranks.into_iter().all(|(&rank, &sent)| {
+            self.mesh
+                .peer(rank)
+                .is_none_or(|peer| lock(&peer.out).done >= sent)
+        })
+    }
+
+    /// Sleeps until a socket of this group is ready or somebody rings, and serves what is ready.
+    fn serve(&self, timeout: Duration) {
+        let (mesh, group) = (&self.mesh, &self.group);
+        let mut fds = vec![PollFd::new(&group.waker, PollFlags::IN)];
+        let mut ranks = Vec::with_capacity(group.ranks.len());
+        for &rank in &group.ranks {
+            let Some(peer) = mesh.peer(rank) else {
+                continue;
+            };
+            let mut flags = PollFlags::empty();
+            // One that somebody else is reading from right now has that reader.
+            flags.set(PollFlags::IN, !lock(&peer.inn).over);
+            flags.set(PollFlags::OUT, !lock(&peer.out).is_empty());
+            if !flags.is_empty() {
+                ranks.push(rank);
+                fds.push(PollFd::new(&peer.data, flags));
+            }
+        }
+        poll(&mut fds, timeout);
+        // What this thread brings itself need not wake it.
+        lock(&group.inbox).park(false);
+        if !fds[0].revents().is_empty() {
+            group.waker.hush();
+        }
+        for (fd, rank) in fds[1..].iter().zip(ranks) {
+            let ready = fd.revents();
+            if ready.contains(PollFlags::OUT) {
+                mesh.flush(rank);
+            }
+            if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                mesh.pull(rank);
+            }
+        }
+    }
+}
+
+impl Transport for Sockets {
+    fn rank(&self) -> usize {
+        self.group.me
+    }
+
+    fn world(&self) -> usize {
+        self.group.ranks.len()
+    }
+
+    fn global(&self, rank: usize) -> usize {
+        self.group.ranks.get(rank).copied().unwrap_or(rank)
+    }
+
+    fn name(&self) -> &str {
+        &self.group.name
+    }
+
+    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
+        self.group.healthy()?;
+        if self.left(to) {
+            return Err(self.lost(to));
+        }
+        if to == self.group.me {
+            self.group.push(to, message);
+            return Ok(None);
+        }
+        if matches!(message.tag, Tag::User(_)) && !self.has_room(to, message.bytes() as u64) {
+            return Ok(Some(message));
+        }
+        let frame = self.message(to, message.tag, message.dtype, message.len());
+        let bytes = message.bytes();
+        let words = message.into_storage();
+        let frame = self.summed(frame, &bytemuck::cast_slice::<u64, u8>(&words)[..bytes]);
+        let number = self.mesh.push(self.group.ranks[to], frame, words);
+        if matches!(frame.tag, Tag::Collective(_)) {
+            self.sent[to] = number + 1;
+        }
+        Ok(None)
+    }
+
+    fn send_bytes(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<bool> {
+        self.group.healthy()?;
+        if self.left(to) {
+            return Err(self.lost(to));
+        }
+        let mesh = self.mesh.clone();
+        let Some(peer) = mesh.peer(self.group.ranks[to]) else {
+            return Ok(false);
+        };
+        if matches!(tag, Tag::User(_)) {
+            return Ok(false);
+        }
+        let frame = self.message(to, tag, dtype, bytes.len() / dtype.bytes());
+        let frame = self.summed(frame, bytes);
+        let number = lock(&peer.out).push_bytes(frame, bytes, &peer.data, &mesh.pool);
+        self.sent[to] = number + 1;
+        Ok(true)
+    }
+
+    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
+        self.mesh.pool.give(storage)
+    }
+
+    fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
+        self.group.healthy()?;
+        // Read before the inbox: what a rank sent before it left is still to be had.
+        let left = self.left(from);
+        let mut inbox = lock(&self.group.inbox);
+        let Some(message) = inbox.take(from, tag) else {
+            drop(inbox);
+            return if left { Err(self.lost(from)) } else { Ok(None) };
+        };
+        if matches!(tag, Tag::User(_)) && from != self.group.me {
+            let (bytes, asked) = &mut inbox.consumed[from];
+            *bytes += message.bytes() as u64;
+            if *bytes > 0 && (*asked || *bytes > self.mesh.bound / 4) {
+                let bytes = core::mem::take(bytes);
+                *asked = false;
+                drop(inbox);
+                self.mesh.give_credit(&self.group, from, bytes);
+            }
+        }
+        Ok(Some(message))
+    }
+
+    fn announce(&mut self, call: &Call) -> Result<()> {
+        self.group.healthy()?;
+        self.call = Some(*call);
+        let outcome = self.group.announce(*call);
+        outcome.map_err(|mismatch| {
+            // Those who have not heard of this call must see the same difference.
+            self.tell_rest(call.sequence);
+            self.mesh.poison(&self.group, mismatch)
+        })
+    }
+
+    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
+        self.group.healthy()?;
+        self.tell_rest(sequence);
+        let inbox = lock(&self.group.inbox);
+        if inbox.all_called(sequence) {
+            drop(inbox);
+            let flushed = self.flushed();
+            if flushed {
+                lock(&self.group.inbox).forget(sequence);
+            }
+            return Ok(flushed);
+        }
+        let absent: Vec<usize> = inbox.absentees(sequence).collect();
+        drop(inbox);
+        let gone = absent.into_iter().find(|&place| self.left(place));
+        gone.map_or(Ok(false), |place| Err(self.lost(place)))
+    }
+
+    fn absent(&self, sequence: u64) -> Option<usize> {
+        lock(&self.group.inbox).absent(sequence)
+    }
+
+    fn park(&mut self, wait: &Wait, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        let called = wait.confirm.or_else(|| {
+            let tags = wait.recv.iter().map(|(_, tag)| *tag);
+            tags.filter_map(|tag| match tag {
+                Tag::Collective(sequence) => Some(sequence),
+                Tag::User(_) => None,
+            })
+            .max()
+        });
+        if let Some(sequence) = called {
+            self.tell_rest(sequence);
+        }
+        lock(&self.group.inbox).want(wait);
+        loop {
+            let flushed = wait.confirm.is_none() || self.flushed();
+            let mut inbox = lock(&self.group.inbox);
+            let ready = inbox.ready(!wait.recv.is_empty(), flushed);
+            let left = until.saturating_duration_since(Instant::now());
+            if ready || left.is_zero() || self.group.is_poisoned() {
+                break inbox.unpark();
+            }
+            inbox.park(true);
+            drop(inbox);
+            self.serve(left);
+        }
+    }
+
+    fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
+        let me = checked_members(members, self.world(), self.group.me)?;
+        let ranks = members.iter().map(|&m| self.group.ranks[m]).collect();
+        let group = self.mesh.group(name, ranks, me)?;
+        Ok(Self::new(self.mesh.clone(), group))
+    }
+
+    fn control(&self) -> Arc<dyn Control> {
+        Arc::new(Handle {
+            mesh: self.mesh.clone(),
+            group: self.group.clone(),
+        })
+    }
+}
+
+/// [`Control`] of a [`Sockets`].
+#[derive(Debug)]
+struct Handle {
+    mesh: Arc<Mesh>,
+    group: Arc<Group>,
+}
+
+impl Control for Handle {
+    fn poison(&self, cause: Error) {
+        self.mesh.poison(&self.group, cause);
+    }
+
+    fn abort(&self) {
+        self.mesh.abort();
+    }
+
+    fn wake(&self) {
+        self.group.poke();
+    }
+
+    fn adopt(&self, worker: JoinHandle<()>) {
+        lock(&self.mesh.adopted).push(worker);
+    }
+}
+
+/// What bytes that were seen on a wire are: the name of a message of ours that they begin with.
+///
+/// ```
+/// use quintet_collectives::transport::socket::{control::Note, identify};
+/// assert_eq!(identify(&Note::Abort { rank: 3 }.encode()), Some("note"));
+/// assert_eq!(identify(b"GET / HTTP/1.1"), None);
+/// ```
+#[must_use]
+pub fn identify(bytes: &[u8]) -> Option<&'static str> {
+    let hello = bytes
+        .first_chunk()
+        .and_then(handshake::Hello::decode)
+        .map(|_| "hello");
+    let frame = frame::Frame::decode(bytes).ok().map(|_| "frame");
+    let note = matches!(control::Note::decode(bytes), Ok(Some(_))).then_some("note");
+    let request = crate::store::is_request(bytes).then_some("store request");
+    hello.or(frame).or(note).or(request)
+}
+
+/// Sleeps until one is ready or `timeout` is over; early returns are harmless.
+fn poll(fds: &mut [PollFd<'_>], timeout: Duration) {
+    let timeout = timeout.min(Duration::from_secs(3600));
+    let time = Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    // An interrupted sleep is an early return; bad descriptors show when they are used.
+    let _ = rustix::event::poll(fds, Some(&time));
+}
+
+/// A number nobody else draws.
+pub(crate) fn random_u64() -> Result<u64> {
+    getrandom::u64().map_err(|e| Error::System {
+        what: "draw a random number",
+        reason: e.to_string(),
+    })
+}
+
+/// A panic while a lock was held leaves data that is still whole here: each critical section is a
+/// few moves.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

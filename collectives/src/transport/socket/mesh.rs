@@ -1,0 +1,523 @@
+//! All connections of one rank and all its groups: who is where, what went wrong first.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    format,
+    string::{String, ToString},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError, RwLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+    vec::Vec,
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    conn::{End, In, Out, Pool},
+    control::{Note, Plane},
+    frame::{Frame, Kind},
+    group::Group,
+    lock,
+    stream::Stream,
+};
+use crate::{Error, Result, transport::Message};
+
+#[derive(Debug)]
+pub(super) struct Mesh {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    pub(super) generation: u32,
+    /// User bytes that may be under way to a peer in a group.
+    pub(super) bound: u64,
+    pub(super) payload_crc: bool,
+    pub(super) peers: Vec<Option<Peer>>,
+    pub(super) plane: Plane,
+    pub(super) pool: Pool,
+    groups: RwLock<HashMap<u64, Weak<Group>>>,
+    registry: Mutex<Registry>,
+    /// Threads that outlived their communicator.
+    pub(super) adopted: Mutex<Vec<JoinHandle<()>>>,
+    /// The last meeting that was told, and its bell.
+    meeting: (Mutex<Option<Meeting>>, Condvar),
+}
+
+/// Generation, host, port and members of a rebuilt run.
+type Meeting = (u32, String, u16, Vec<usize>);
+
+/// The data connection to another rank.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) data: Stream,
+    pub(super) out: Mutex<Out>,
+    pub(super) inn: Mutex<In>,
+    /// It said that nothing more comes.
+    bye: AtomicBool,
+    /// What is queued must go out though nobody waits for it.
+    helped: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    /// How often a group of this name and these members was taken up.
+    taken: BTreeMap<(String, Vec<usize>), u64>,
+    /// What came for groups that this rank has not taken up yet.
+    early: HashMap<u64, Vec<(usize, Frame, Vec<u64>)>>,
+    early_poison: HashMap<u64, Error>,
+    /// Groups that are over here.
+    closed: BTreeSet<u64>,
+    /// What went wrong first.
+    cause: Option<Error>,
+    aborted: Option<Error>,
+    /// Ranks that are gone; with the cause that poisons their groups, if they failed.
+    gone: BTreeMap<usize, Option<Error>>,
+}
+
+impl Peer {
+    pub(super) fn new(data: Stream) -> Self {
+        Self {
+            data,
+            out: Mutex::default(),
+            inn: Mutex::new(In::new()),
+            bye: AtomicBool::new(false),
+            helped: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Mesh {
+    pub(super) fn new(
+        (rank, world, generation): (usize, usize, u32),
+        (bound, payload_crc): (u64, bool),
+        peers: Vec<Option<Peer>>,
+        plane: Plane,
+    ) -> Self {
+        Self {
+            rank,
+            world,
+            generation,
+            bound,
+            payload_crc,
+            peers,
+            plane,
+            pool: Pool::default(),
+            groups: RwLock::default(),
+            registry: Mutex::default(),
+            adopted: Mutex::default(),
+            meeting: Default::default(),
+        }
+    }
+
+    pub(super) fn peer(&self, rank: usize) -> Option<&Peer> {
+        self.peers.get(rank).and_then(Option::as_ref)
+    }
+
+    // Groups.
+
+    /// The next instance of this group; `ranks` are global and `me` is my place in them.
+    pub(super) fn group(&self, name: &str, ranks: Vec<usize>, me: usize) -> Result<Arc<Group>> {
+        let mut registry = lock(&self.registry);
+        let turn = registry
+            .taken
+            .entry((name.to_string(), ranks.clone()))
+            .or_default();
+        let id = group_id(name, &ranks, *turn);
+        *turn += 1;
+        let group = Arc::new(Group::new(id, name, ranks, me)?);
+        self.tidy(&mut registry);
+        // What came before goes in before anything newer can: only then is the group to be found.
+        while let Some(early) = registry.early.remove(&id) {
+            drop(registry);
+            for (from, frame, words) in early {
+                self.hand(&group, from, frame, words);
+            }
+            registry = lock(&self.registry);
+        }
+        write(&self.groups).insert(id, Arc::downgrade(&group));
+        self.welcome(&mut registry, &group);
+        Ok(group)
+    }
+
+    /// Tells a new group what happened before it was made.
+    fn welcome(&self, registry: &mut Registry, group: &Group) {
+        let poison = registry.early_poison.remove(&group.id);
+        for cause in registry.aborted.iter().chain(&poison) {
+            group.fail(cause.clone());
+        }
+        for (place, rank) in group.ranks.iter().enumerate() {
+            if let Some(Some(cause)) = registry.gone.get(rank) {
+                group.fail(cause.clone());
+            }
+            if self.has_left(registry, *rank) {
+                group.leave(place);
+            }
+        }
+    }
+
+    /// Notes which groups are over.
+    fn tidy(&self, registry: &mut Registry) {
+        write(&self.groups).retain(|id, group| {
+            let live = group.strong_count() > 0;
+            if !live {
+                registry.closed.insert(*id);
+            }
+            live
+        });
+    }
+
+    fn live(&self) -> Vec<Arc<Group>> {
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        groups.values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn find(&self, id: u64) -> Option<Arc<Group>> {
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        groups.get(&id).and_then(Weak::upgrade)
+    }
+
+    // Data.
+
+    /// Takes in what has come from a rank; whether anything has.
+    pub(super) fn pull(&self, rank: usize) -> bool {
+        let Some(peer) = self.peer(rank) else {
+            return false;
+        };
+        let mut inn = lock(&peer.inn);
+        if inn.over {
+            return false;
+        }
+        let end = inn.pull(&peer.data, &self.pool, |frame, words| {
+            self.deliver(rank, frame, words);
+        });
+        drop(inn);
+        match end {
+            Ok(moved) => return moved,
+            Err(End::Closed(_)) if peer.bye.load(Ordering::Acquire) => {}
+            Err(End::Closed(why)) => self.plane.suspect(rank, why),
+            Err(End::Damaged(why)) => self.ended(rank, why),
+        }
+        true
+    }
+
+    fn deliver(&self, from: usize, frame: Frame, words: Vec<u64>) {
+        if frame.generation != self.generation || frame.from as usize != from {
+            let why = format!(
+                "it sent a frame of rank {} and generation {}",
+                frame.from, frame.generation
+            );
+            return self.ended(from, why);
+        }
+        if frame.kind == Kind::Bye {
+            return self.bye(from);
+        }
+        if let Some(group) = self.find(frame.group) {
+            return self.hand(&group, from, frame, words);
+        }
+        let mut registry = lock(&self.registry);
+        match self.find(frame.group) {
+            Some(group) => {
+                drop(registry);
+                self.hand(&group, from, frame, words);
+            }
+            None => {
+                self.tidy(&mut registry);
+                if !registry.closed.contains(&frame.group) {
+                    let early = registry.early.entry(frame.group).or_default();
+                    early.push((from, frame, words));
+                }
+            }
+        }
+    }
+
+    fn hand(&self, group: &Arc<Group>, from: usize, frame: Frame, words: Vec<u64>) {
+        let Some(place) = group.ranks.iter().position(|&rank| rank == from) else {
+            return self.ended(
+                from,
+                format!("it sent to group {}, which it is not in", group.name),
+            );
+        };
+        if let Some(call) = frame.call
+            && let Err(mismatch) = group.heard(place, call)
+        {
+            self.poison(group, mismatch);
+        }
+        match frame.kind {
+            Kind::Data => group.push(
+                place,
+                Message::from_words(frame.tag, frame.dtype, frame.len as usize, words),
+            ),
+            Kind::Credit => group.credited(place, frame.len),
+            Kind::Ask => self.asked(group, place),
+            Kind::Announce | Kind::Bye => {}
+        }
+    }
+
+    /// A sender waits for credit: it gets what there is, or else is remembered.
+    fn asked(&self, group: &Group, place: usize) {
+        let mut inbox = lock(&group.inbox);
+        let (bytes, asked) = &mut inbox.consumed[place];
+        *asked = *bytes == 0;
+        let bytes = core::mem::take(bytes);
+        drop(inbox);
+        if bytes > 0 {
+            self.give_credit(group, place, bytes);
+        }
+    }
+
+    pub(super) fn give_credit(&self, group: &Group, place: usize, bytes: u64) {
+        let frame = self.frame(group, Kind::Credit, bytes);
+        self.push(group.ranks[place], frame, Vec::new());
+    }
+
+    /// A frame of this group without message or call.
+    pub(super) fn frame(&self, group: &Group, kind: Kind, len: u64) -> Frame {
+        Frame {
+            kind,
+            dtype: crate::DType::U8,
+            generation: self.generation,
+            from: self.rank as u32,
+            group: group.id,
+            tag: crate::transport::Tag::User(0),
+            number: 0,
+            len,
+            payload_crc: None,
+            call: None,
+        }
+    }
+
+    /// Queues a frame for a rank and writes what can be written; the frame's number. What is not
+    /// a collective's goes out although its sender may not wait for it.
+    pub(super) fn push(&self, rank: usize, frame: Frame, words: Vec<u64>) -> u64 {
+        let Some(peer) = self.peer(rank) else {
+            return 0;
+        };
+        let alone = matches!(frame.tag, crate::transport::Tag::User(_));
+        let mut out = lock(&peer.out);
+        let number = out.push(frame, words, &peer.data, &self.pool);
+        let unsent = !out.is_empty();
+        drop(out);
+        if unsent && alone && !peer.helped.swap(true, Ordering::AcqRel) {
+            self.plane.help();
+        }
+        number
+    }
+
+    pub(super) fn flush(&self, rank: usize) {
+        if let Some(peer) = self.peer(rank) {
+            let mut out = lock(&peer.out);
+            out.flush(&peer.data, &self.pool);
+            if out.is_empty() {
+                peer.helped.store(false, Ordering::Release);
+            }
+        }
+    }
+
+    /// Ranks to which something must go out though nobody waits for it.
+    pub(super) fn unsent(&self) -> Vec<usize> {
+        let helped = |rank: &usize| {
+            self.peer(*rank)
+                .is_some_and(|peer| peer.helped.load(Ordering::Acquire))
+        };
+        (0..self.world).filter(helped).collect()
+    }
+
+    // What goes wrong.
+
+    /// Poisons one group on all its members; what went wrong first in the world is what it is told.
+    pub(super) fn poison(&self, group: &Group, cause: Error) -> Error {
+        let mut registry = lock(&self.registry);
+        let cause = match cause {
+            // A rank that is lost may be lost because of what went wrong before.
+            Error::PeerLost { .. } => registry.cause.get_or_insert(cause).clone(),
+            other => {
+                registry.cause.get_or_insert_with(|| other.clone());
+                other
+            }
+        };
+        drop(registry);
+        if !group.is_poisoned() {
+            let note = Note::Poison {
+                group: group.id,
+                cause: cause.clone(),
+            };
+            let others = group.ranks.iter().filter(|&&rank| rank != self.rank);
+            others.for_each(|&rank| self.plane.tell(rank, &note));
+        }
+        group.fail(cause)
+    }
+
+    /// Makes every operation of every group on every rank fail.
+    pub(super) fn abort(&self) {
+        self.plane.tell_all(&Note::Abort { rank: self.rank });
+        self.aborted(self.rank);
+    }
+
+    fn aborted(&self, rank: usize) {
+        let cause = Error::Aborted { rank };
+        let mut registry = lock(&self.registry);
+        registry.cause.get_or_insert_with(|| cause.clone());
+        let cause = registry.aborted.get_or_insert(cause).clone();
+        drop(registry);
+        for group in self.live() {
+            group.fail(cause.clone());
+        }
+    }
+
+    /// A note of another rank.
+    pub(super) fn told(&self, from: usize, note: Note) {
+        match note {
+            Note::Beat => {}
+            Note::Abort { rank } => self.aborted(rank),
+            Note::Cause(cause) => {
+                lock(&self.registry).cause.get_or_insert(cause);
+            }
+            Note::Poison { group, cause } => {
+                let mut registry = lock(&self.registry);
+                registry.cause.get_or_insert_with(|| cause.clone());
+                match self.find(group) {
+                    Some(group) => {
+                        drop(registry);
+                        group.fail(cause);
+                    }
+                    None if registry.closed.contains(&group) => {}
+                    None => {
+                        registry.early_poison.entry(group).or_insert(cause);
+                    }
+                }
+            }
+            Note::Leave(None) => {
+                lock(&self.registry).gone.entry(from).or_insert(None);
+                self.see_off(from);
+            }
+            Note::Leave(Some(cause)) => self.failed(from, cause),
+            Note::Meet {
+                generation,
+                host,
+                port,
+                members,
+            } => {
+                *lock(&self.meeting.0) = Some((generation, host, port, members));
+                self.meeting.1.notify_all();
+            }
+        }
+    }
+
+    /// Nothing more comes from a rank, and it did not say why.
+    pub(super) fn ended(&self, rank: usize, reason: String) {
+        if !lock(&self.registry).gone.contains_key(&rank) {
+            self.failed(rank, Error::PeerLost { rank, reason });
+        }
+    }
+
+    /// A rank is gone for a cause: all are told before any of my groups is.
+    fn failed(&self, rank: usize, cause: Error) {
+        let mut registry = lock(&self.registry);
+        let cause = registry.cause.get_or_insert(cause).clone();
+        if registry.gone.insert(rank, Some(cause.clone())).is_some() {
+            return;
+        }
+        drop(registry);
+        self.plane.tell_all(&Note::Cause(cause.clone()));
+        for group in self.live() {
+            if group.ranks.contains(&rank) {
+                group.fail(cause.clone());
+            }
+        }
+    }
+
+    fn bye(&self, rank: usize) {
+        if let Some(peer) = self.peer(rank) {
+            peer.bye.store(true, Ordering::Release);
+        }
+        self.see_off(rank);
+    }
+
+    /// Whether a rank has left in good order: both its connections have said so, each after all
+    /// else that it had to say.
+    fn has_left(&self, registry: &Registry, rank: usize) -> bool {
+        let bye = |peer: &Peer| peer.bye.load(Ordering::Acquire);
+        registry.gone.get(&rank) == Some(&None) && self.peer(rank).is_some_and(bye)
+    }
+
+    fn see_off(&self, rank: usize) {
+        if !self.has_left(&lock(&self.registry), rank) {
+            return;
+        }
+        for group in self.live() {
+            if let Some(place) = group.ranks.iter().position(|&r| r == rank) {
+                group.leave(place);
+            }
+        }
+    }
+
+    /// This rank's own failure, told to all; the world's first cause.
+    pub(super) fn leave(&self, failure: Option<Error>) {
+        let cause = failure.map(|failure| {
+            let mut registry = lock(&self.registry);
+            registry.cause.get_or_insert(failure).clone()
+        });
+        self.plane.tell_all(&Note::Leave(cause));
+    }
+
+    pub(super) fn await_meeting(
+        &self,
+        generation: u32,
+        timeout: Duration,
+    ) -> Option<(String, u16, Vec<usize>)> {
+        let until = Instant::now() + timeout;
+        let mut meeting = lock(&self.meeting.0);
+        loop {
+            if let Some((told, host, port, members)) = &*meeting
+                && *told == generation
+            {
+                return Some((host.clone(), *port, members.clone()));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            meeting = self
+                .meeting
+                .1
+                .wait_timeout(meeting, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Whether anything has gone wrong.
+    pub(super) fn failing(&self) -> bool {
+        lock(&self.registry).cause.is_some()
+    }
+
+    /// Ranks that have ended.
+    pub(super) fn gone(&self) -> Vec<usize> {
+        lock(&self.registry).gone.keys().copied().collect()
+    }
+
+    /// Ranks known to be lost.
+    pub(super) fn lost(&self) -> Vec<usize> {
+        let registry = lock(&self.registry);
+        let lost = registry.gone.iter().filter(|(_, cause)| cause.is_some());
+        lost.map(|(rank, _)| *rank).collect()
+    }
+}
+
+/// A number that all members compute alike.
+fn group_id(name: &str, ranks: &[usize], turn: u64) -> u64 {
+    let mut hash = Sha256::new();
+    hash.update((name.len() as u64).to_le_bytes());
+    hash.update(name);
+    for &rank in ranks {
+        hash.update((rank as u64).to_le_bytes());
+    }
+    hash.update(turn.to_le_bytes());
+    let [a, b, c, d, e, f, g, h, ..] = hash.finalize().0;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
