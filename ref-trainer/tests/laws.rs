@@ -295,7 +295,11 @@ fn members_of_a_group_issue_the_same_calls_whatever_the_data() {
         }
         let packed = !draw.job.pack_documents;
         let other = watch(&draw.job, &draw.samples().with_documents(packed)).expect("a run");
-        assert!(other == log, "documents change what is sent\n{draw}");
+        let experts = draw.job.model.moe.is_some();
+        assert!(
+            other == log || experts && operations(&other) == operations(&log),
+            "documents change what is sent\n{draw}"
+        );
     }
 }
 
