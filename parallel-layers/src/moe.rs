@@ -21,9 +21,9 @@
 //! whatever the data: an expert without tokens, an expert with all of them, a rank without tokens
 //! are ordinary.
 //!
-//! **Balance.** Per microbatch and layer, with f[e] the share of all (token, k) that chose e
-//! before anything is dropped, P[e] the mean over tokens of the router's share for e, both over
-//! all ranks that share the microbatch: `aux = experts * sum over e of f[e] P[e]`, which is 1 where
+//! **Balance.** Per microbatch and layer, with `f_e` the share of all (token, k) that chose e
+//! before anything is dropped, `P_e` the mean over tokens of the router's share for e, both over
+//! all ranks that share the microbatch: `aux = experts * sum over e of f_e P_e`, which is 1 where
 //! all is even (Switch, with top-k counted as Megatron does); `z = mean over tokens of log(sum of
 //! exp(logits))^2`. The step's loss gains `aux_loss * aux + z_loss * z`, summed over layers and
 //! averaged over the microbatches of the step. f carries no gradient.

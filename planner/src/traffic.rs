@@ -8,7 +8,7 @@
 //! | tp    | all-reduce of T h; sequence parallel: reduce-scatter and all-gather of it | see [`step`] |
 //! | tp    | all-reduce of T maxima and of 2 T sums (vocabulary loss) | M, last stage |
 //! | tp    | all-reduce of gradients that are Replicate over (a factor of) tp | once; ZeRO-2, 3: M |
-//! | cp    | keys, values, their gradients, or tokens for heads (see [`context`]) | M, each block |
+//! | cp    | keys, values, their gradients, or tokens for heads (see `traffic/context.rs`) | M, each block |
 //! | pp    | T h (T h / tp under sequence parallel) to each neighbour of each chunk on another stage | M each way |
 //! | tie   | all-reduce of the tied table's gradient | once, where first and last chunk are on two stages |
 //! | dp    | all-reduce of gradients; ZeRO-1: reduce-scatter, then all-gather of parameters | once |

@@ -3,7 +3,7 @@
 //! Which elements a rank counts follows from the ledger and the layout
 //! ([`FlatLayout::counted`](crate::FlatLayout::counted)); nothing is marked by hand. The squares of
 //! each piece of a parameter are summed by themselves, and these sums are added without rounding
-//! ([`exact`](crate::exact)): one all-reduce of [`DIGITS`] numbers over the world. So the norm has
+//! ([`exact`]): one all-reduce of [`DIGITS`] numbers over the world. So the norm has
 //! the same bits wherever the pieces are the same, whatever stage or chunk holds which of them.
 
 use alloc::string::String;
