@@ -24,6 +24,11 @@ use quintet_zero::{FlatLayout, Groups as ZeroGroups, tie_ranks};
 
 use crate::failure::Failure;
 
+/// Every label that traffic is counted under, on every rank in the same order.
+pub const LABELS: [&str; 10] = [
+    "cp", "dp", "edp", "ep", "etp", "pp", "replica", "tie", "tp", "world",
+];
+
 /// What a group has sent and waited for so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -175,6 +180,7 @@ impl<C: Counted> Groups<C> {
         let tie = self.tie.values().map(|group| ("tie", group));
         let mut sum: BTreeMap<&'static str, Traffic> = BTreeMap::new();
         for (label, group) in fixed.into_iter().chain(context).chain(over).chain(tie) {
+            debug_assert!(LABELS.contains(&label), "{label} is no label");
             let (entry, more) = (sum.entry(label).or_default(), group.traffic());
             entry.bytes += more.bytes;
             entry.blocked += more.blocked;

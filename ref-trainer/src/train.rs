@@ -16,6 +16,7 @@ use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
+use crate::groups::LABELS;
 use crate::job::{Dtype, Job};
 use crate::load::Load;
 use crate::lock::Lock;
@@ -229,9 +230,6 @@ fn measure<E: Scalar>(
     seconds: f64,
     bytes: &mut BTreeMap<String, u64>,
 ) -> Result<StepReport, Failure> {
-    const AXES: [&str; 9] = [
-        "dp", "edp", "ep", "etp", "pp", "replica", "tie", "tp", "world",
-    ];
     let (places, stage) = (rank.schedule.route().places(), rank.stage_index());
     let world = rank.mesh.world() as f64;
     let mut sums = vec![0.0; 3 * places];
@@ -244,7 +242,7 @@ fn measure<E: Scalar>(
         ]);
     }
     let after = rank.traffic();
-    for axis in AXES {
+    for axis in LABELS {
         let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
         let (a, b) = (a.unwrap_or_default(), b.unwrap_or_default());
         let sent = a.bytes - b.bytes;
@@ -260,7 +258,7 @@ fn measure<E: Scalar>(
     reduce(rank, &mut sums, ReduceOp::Sum)?;
     reduce(rank, &mut peaks, ReduceOp::Max)?;
     let (times, groups) = sums.split_at(3 * places);
-    let by_axis = AXES
+    let by_axis = LABELS
         .into_iter()
         .zip(groups.chunks(2))
         .filter(|(_, g)| g[0] > 0.0);
