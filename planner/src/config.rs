@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use quintet_parallel_layers::moe::{MoeSpec, Score};
 use quintet_parallel_layers::pipeline::{Route, ScheduleKind};
-use quintet_parallel_layers::{Architecture, Positions};
+use quintet_parallel_layers::{Architecture, Positions, Recompute};
 
 /// Shape of a decoder, and which one it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -191,6 +191,8 @@ pub struct Layout {
     pub bucket_bytes: usize,
     /// Fold contributions in any order a plan finds fast, instead of rank order.
     pub any_order: bool,
+    /// What backward computes again instead of keeping it.
+    pub recompute: Recompute,
 }
 
 impl Layout {
@@ -214,6 +216,7 @@ impl Layout {
             stage_layers: None,
             bucket_bytes: 1 << 20,
             any_order: false,
+            recompute: Recompute::None,
         }
     }
 
@@ -250,6 +253,12 @@ impl Layout {
     #[must_use]
     pub fn route(&self) -> Route {
         self.schedule.route(self.pp, self.chunks())
+    }
+
+    /// How often the forward of a block runs for a microbatch.
+    #[must_use]
+    pub fn forwards(&self) -> usize {
+        1 + usize::from(self.recompute == Recompute::Full)
     }
 
     /// Chunks of all stages.
