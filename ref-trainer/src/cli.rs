@@ -10,7 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use quintet_planner::config::{Batch, Layout};
+use quintet_planner::config::Batch;
 
 use crate::convert::Convert;
 use crate::failure::Failure;
@@ -97,12 +97,7 @@ where
     match cli.subcommand {
         None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
         Some(Sub::Train(args)) => {
-            let plain = Job {
-                prove: false,
-                layout: Layout::single(),
-                ..Job::demo()
-            };
-            apply::job(Base::train(plain), &args).map(Command::Train)
+            apply::job(Base::train(Job::default()), &args).map(Command::Train)
         }
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
@@ -213,10 +208,12 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "\
-Without a subcommand the demo runs: tiny model, built-in play, dp 2 x tp 2 x pp 2, and the proof at the end.
-Where one degree of a layout is given, those that are not are 1.
+Without a subcommand the demo runs: a tiny mixture of experts on the built-in play, over dp 2 x tp 2 x pp 2 x cp 2 =
+16 ranks that share the experts as ep 4, and the proof at the end. Where one degree of a layout is given, those that
+are not are 1; where none is, ep gives way to the model.
 
   quintet                                  the demo
+  quintet --model tiny                     the same without experts
   quintet train --tp 2 --pp 2 --steps 100  another layout of the same problem
   quintet verify --tp 4 --zero-stage 1     three steps of it against one device, number by number
   quintet --config runs/0001/config.json   that run again
@@ -224,7 +221,8 @@ Where one degree of a layout is given, those that are not are 1.
 Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";
 
 const VERIFY: &str = "\
-Without --dp, --tp and --pp the layout is dp 2 x tp 2 x pp 2; where one is given, those that are not are 1.
+Where no degree is given the layout is the demo's, dp 2 x tp 2 x pp 2 x cp 2 with ep 4 (less, where the model's
+experts want it); where one is given, those that are not are 1.
 Exit 0 only where all of it holds, 4 where something differs.";
 
 #[derive(Debug, Subcommand)]

@@ -80,6 +80,7 @@ fn to_checkpoint(from: &Path, to: &Path) -> Result<usize, Failure> {
             micro_batch: 1,
             global_batch: model.global_batch,
         },
+        max_positions: Some(model.max_positions),
         model: model.config,
         dtype: Dtype::F32,
         ..Job::default()
@@ -101,7 +102,7 @@ fn to_hugging_face(from: &Path, to: &Path) -> Result<usize, Failure> {
     };
     let model = Model {
         seq: job.batch.seq,
-        max_positions: job.batch.seq,
+        max_positions: job.max_positions.unwrap_or(job.batch.seq),
         from_file: true,
         global_batch: job.batch.global_batch,
         config: job.model.clone(),

@@ -235,21 +235,32 @@ impl Default for Job {
 }
 
 impl Job {
-    /// `quintet` without a word: dp 2 x tp 2 x pp 2, with the proof at the end.
+    /// `quintet` without a word: a mixture of experts cut five ways over 16 ranks, with the proof at
+    /// the end.
     #[must_use]
     pub fn demo() -> Self {
         Self {
-            layout: demo_layout(),
+            model_name: "tiny-moe".into(),
+            model: Model::tiny_moe().config,
+            layout: Layout {
+                dp: 2,
+                tp: 2,
+                pp: 2,
+                cp: 2,
+                ep: 4,
+                ..Layout::single()
+            },
             prove: true,
             ..Self::default()
         }
     }
 
-    /// `quintet verify` without a flag: three steps of SGD on a short batch in f64.
+    /// `quintet verify` without a flag: three steps of SGD on a short batch in f64, of the model and
+    /// the layout of the demo.
     #[must_use]
     pub fn verify() -> Self {
         Self {
-            layout: demo_layout(),
+            prove: false,
             batch: Batch {
                 seq: 32,
                 micro_batch: 1,
@@ -268,7 +279,7 @@ impl Job {
                 ..OptimizerOptions::default()
             },
             eval_interval: 0,
-            ..Self::default()
+            ..Self::demo()
         }
     }
 
@@ -330,14 +341,5 @@ impl Job {
         serde_json::to_string_pretty(self)
             .map(|text| text + "\n")
             .map_err(|e| Failure::data(format!("the job cannot be written as JSON: {e}")))
-    }
-}
-
-fn demo_layout() -> Layout {
-    Layout {
-        dp: 2,
-        tp: 2,
-        pp: 2,
-        ..Layout::single()
     }
 }

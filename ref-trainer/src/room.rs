@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn the_least_is_below_what_a_forecast_counts() -> Result<(), Failure> {
         for (dp, tp, pp, zero_stage) in [(1, 1, 1, 0), (2, 2, 2, 0), (4, 1, 2, 1)] {
-            let mut job = Job::demo();
+            let mut job = Job::default();
             (job.layout.dp, job.layout.tp, job.layout.pp) = (dp, tp, pp);
             job.layout.zero_stage = zero_stage;
             let all = crate::forecast::forecast(&job, &crate::data::Corpus::built_in())?;

@@ -126,6 +126,10 @@ fn parts(
     let saved = base.from == Origin::Saved;
     cut(&mut base.job.layout, layout, saved);
     shape(base, model)?;
+    if !saved && !gives_a_degree(layout) {
+        let job = &mut base.job;
+        share_experts(&mut job.layout, job.model.moe.as_ref());
+    }
     lengths(base, batch);
     if let Some(dtype) = device.dtype {
         base.job.dtype = if dtype == DtypeWord::F64 {
@@ -139,8 +143,7 @@ fn parts(
 }
 
 fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
-    let degrees = [args.dp, args.tp, args.pp, args.cp, args.ep, args.etp];
-    if !saved && degrees.iter().any(Option::is_some) {
+    if !saved && gives_a_degree(args) {
         *layout = Layout::single();
     }
     if args.pp.is_some_and(|pp| pp != layout.pp) {
@@ -180,6 +183,19 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
     if let Some(stages) = &args.pipeline_layout {
         layout.stage_layers = Some(stages.clone());
     }
+}
+
+fn gives_a_degree(args: &LayoutArgs) -> bool {
+    let degrees = [args.dp, args.tp, args.pp, args.cp, args.ep, args.etp];
+    degrees.iter().any(Option::is_some)
+}
+
+/// An ep that nobody asked for gives way to the model: none without experts, else the most up to it
+/// that divides them.
+fn share_experts(layout: &mut Layout, moe: Option<&MoeConfig>) {
+    let experts = moe.map_or(1, |moe| moe.experts);
+    let fits = |ep: &usize| layout.ep.is_multiple_of(*ep) && experts.is_multiple_of(*ep);
+    layout.ep = (1..=layout.ep).rev().find(fits).unwrap_or(1);
 }
 
 /// A schedule brings its own number of chunks, and a number of chunks its schedule.

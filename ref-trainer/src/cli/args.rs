@@ -26,7 +26,7 @@ pub(super) struct LayoutArgs {
     /// Ranks that a sequence is cut over, two pieces each; 2 x N divides its length [default: 1]
     #[arg(long = "cp", visible_alias = "context-parallel-size", value_name = "N")]
     pub cp: Option<usize>,
-    /// Ranks of dp x tp that share the experts; divides them [default: 1]
+    /// Ranks of dp x cp x tp that share the experts; divides them [default: 1]
     #[arg(long = "ep", visible_aliases = ["expert-parallel-size", "expert-model-parallel-size"], value_name = "N")]
     pub ep: Option<usize>,
     /// Parts that each expert is cut into [default: 1]
@@ -95,7 +95,7 @@ pub(super) struct LayoutArgs {
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelArgs {
     /// tiny, tiny-moe, bench-s, bench-m, or a config.json with Hugging Face's keys, or its folder
-    /// [default: tiny]
+    /// [default: tiny; verify: tiny-moe; the demo too]
     #[arg(long, value_name = "NAME|PATH")]
     pub model: Option<String>,
     /// Give the head a table of its own [default: as the model says]

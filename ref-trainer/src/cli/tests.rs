@@ -7,7 +7,7 @@ use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::CpComm;
-use quintet_planner::config::MoeConfig;
+use quintet_planner::config::{Layout, MoeConfig};
 
 fn run(line: &str) -> Result<Command, Failure> {
     let words = std::iter::once("quintet").chain(line.split_whitespace());
@@ -257,9 +257,10 @@ fn each_flag_reaches_the_job() {
 
 #[test]
 fn experts_that_cannot_be_are_refused() {
-    refused("--ep 2", "cuts experts, and the model has none");
+    refused("train --ep 2", "cuts experts, and the model has none");
+    refused("--ep 2", "dp x cp x tp / etp = 1; valid: 1");
     refused(
-        "--moe-router-topk 2",
+        "train --moe-router-topk 2",
         "--moe-router-topk is a rule for experts",
     );
     let moe = |flags: &str| format!("verify --model tiny-moe --dp 2 --tp 2 {flags}");
@@ -443,6 +444,36 @@ fn each_subcommand_has_its_defaults() {
     assert_eq!(train("train"), Job::default());
     assert_eq!(verify("verify"), Job::verify());
     assert_eq!(train("--tp 4").layout.world(), 4);
+    assert_eq!(train("--tp 4").model, Job::demo().model);
+    assert!(train("--model tiny-moe --steps 9").prove && !train("train --model tiny-moe").prove);
+    // An ep that nobody asked for gives way; nothing else does.
+    for (flags, ep) in [
+        ("--model tiny", 1),
+        ("--num-experts 0", 1),
+        ("--num-experts 5", 1),
+        ("--num-experts 6", 2),
+        ("--num-experts 12", 4),
+        ("--model bench-s", 1),
+    ] {
+        for subcommand in ["", "verify"] {
+            let line = format!("{subcommand} {flags}");
+            let job = match run(&line) {
+                Ok(Command::Train(job) | Command::Verify { job, .. }) => job,
+                other => panic!("{line}: {other:?}"),
+            };
+            let wanted = Layout {
+                ep,
+                ..Job::demo().layout
+            };
+            assert_eq!(job.layout, wanted, "{line}");
+        }
+    }
+    let one = Layout {
+        cp: 2,
+        ..Layout::single()
+    };
+    assert_eq!(train("--cp 2").layout, one);
+    assert_eq!(train("train --model tiny-moe").layout, Layout::single());
     assert_eq!(verify("verify --dp 3 --mbs 2").batch.global_batch, 12);
     let bench = train("train --model bench-s").batch;
     assert_eq!(
@@ -484,7 +515,7 @@ fn help_tells_the_truth_about_defaults() {
             }
             let flag = format!("--{}={value}", arg.get_long().unwrap());
             let same = if verifies {
-                verify(&format!("verify {flag}")) == verify("verify --dp 2 --tp 2 --pp 2")
+                verify(&format!("verify {flag}")) == verify("verify")
             } else {
                 train(&format!("train {flag}")) == train("train")
             };
@@ -660,18 +691,20 @@ fn a_file_says_how_long_a_sequence_may_be() {
     let mut model = crate::model_config::Model::tiny();
     model.max_positions = 48;
     let path = dir.path().join("config.json");
-    std::fs::write(&path, model.to_json()).unwrap();
+    std::fs::write(&path, model.to_json().unwrap()).unwrap();
     let path = path.display();
     assert_eq!(train(&format!("--model {path}")).batch.seq, 48);
-    assert_eq!(train(&format!("--model {path} --seq-len 47")).batch.seq, 47);
+    refused(&format!("--model {path} --seq-len 47"), "nearest: 44 or 48");
+    let line = format!("train --model {path} --seq-len 47");
+    assert_eq!(train(&line).batch.seq, 47);
     for subcommand in ["", "train", "verify"] {
         refused(
-            &format!("{subcommand} --model {path} --seq-len 49"),
-            "seq-length 49 is more than the 48 positions",
+            &format!("{subcommand} --model {path} --seq-len 52"),
+            "seq-length 52 is more than the 48 positions",
         );
     }
     refused(
-        &format!("eval --model {path} --seq-len 49"),
+        &format!("eval --model {path} --seq-len 52"),
         "use at most 48",
     );
     // Presets are trained from nothing, for any length.
@@ -680,12 +713,12 @@ fn a_file_says_how_long_a_sequence_may_be() {
     let saved = dir.path().join("job.json");
     std::fs::write(&saved, train(&format!("--model {path}")).to_json().unwrap()).unwrap();
     refused(
-        &format!("--config {} --seq-len 49", saved.display()),
+        &format!("--config {} --seq-len 52", saved.display()),
         "use at most 48",
     );
     assert_eq!(
         train(&format!(
-            "--config {} --seq-len 49 --model tiny",
+            "--config {} --seq-len 52 --model tiny",
             saved.display()
         ))
         .max_positions,

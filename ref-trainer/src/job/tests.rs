@@ -6,7 +6,7 @@ fn the_defaults_are_sound() {
     for job in [Job::default(), Job::demo(), Job::verify()] {
         job.check().unwrap();
     }
-    assert_eq!(Job::demo().layout.world(), 8);
+    assert_eq!(Job::demo().layout.world(), 16);
 }
 
 #[test]

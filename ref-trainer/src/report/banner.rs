@@ -208,9 +208,9 @@ mod tests {
             .map(|(name, line)| format!("{name:<8} {line}"))
             .collect();
         let golden = [
-            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%, activations of 2 microbatches at most",
-            "ranks    dp0[pp0: 0 1 | pp1: 4 5]  dp1[pp0: 2 3 | pp1: 6 7]",
-            "model    tiny: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, vocab 256, tied)",
+            "layout   dp 2 x tp 2 x pp 2 x cp 2 = 16 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%, activations of 2 microbatches at most; experts over ep 4; ring over cp",
+            "ranks    dp0[pp0: 0 1 2 3 | pp1: 8 9 10 11]  dp1[pp0: 4 5 6 7 | pp1: 12 13 14 15]",
+            "model    tiny-moe: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, 2 of 8 experts of 88, vocab 256, tied)",
             "data     embedded: Hamlet, 189 kB; 16 samples x 64 = 1,024 tokens a step, 300 steps",
             "memory   7.1 MB on the fullest rank: activations 6.7 MB, parameters 400 kB",
             "traffic  3.2 MB a step: tp 3.0 MB, dp 200 kB",
