@@ -43,6 +43,7 @@ fn a_llama_file_is_read() {
         tied: false,
         moe: None,
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
@@ -125,7 +126,6 @@ fn what_we_would_compute_wrongly_is_refused() {
         ("attention_bias", json!(true), "attention_bias is true"),
         ("partial_rotary_factor", json!(0.5), "whole heads"),
         ("mlp_bias", json!(true), "mlp_bias is true"),
-        ("attention_dropout", json!(0.1), "where --dropout says it"),
         ("num_local_experts", json!(8), "has no experts"),
         ("num_experts", json!(8), "mixtral, qwen3_moe and glm4_moe"),
         (
@@ -312,6 +312,7 @@ fn models_with_experts_are_read_in_older_and_newer_keys() {
         tied: false,
         moe: Some(moe),
         window: None,
+        dropout: 0.0,
         architecture,
     };
     let (qk_norm, qkv_bias) = (true, true);

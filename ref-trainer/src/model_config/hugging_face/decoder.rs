@@ -35,6 +35,7 @@ impl Decoder {
         architecture: Architecture::LLAMA,
         moe: None,
         window: None,
+        dropout: 0.0,
         theta: ROPE_THETA,
         turns: None,
     };
@@ -199,12 +200,6 @@ fn refuse_other_maths(keys: &Keys) -> Result<(), String> {
         return Err(format!(
             "hidden_act is {act}; only \"silu\" is computed here"
         ));
-    }
-    if number(keys, "attention_dropout")?.unwrap_or(0.0) != 0.0 {
-        return Err(
-            "attention_dropout is not 0; dropout is a matter of training here, where --dropout says it"
-                .into(),
-        );
     }
     Ok(())
 }

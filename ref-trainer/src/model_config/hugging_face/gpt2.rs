@@ -45,6 +45,7 @@ pub(super) fn read(keys: &Keys) -> Result<Model, String> {
         moe: None,
         architecture: Architecture::gpt2(positions),
         window: None,
+        dropout: 0.0,
     };
     Ok(model(config, positions))
 }
