@@ -43,6 +43,7 @@ pub use cross_entropy::{CrossEntropy, CrossEntropySpec};
 pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
+pub use half::bf16;
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
 #[cfg(feature = "emulated")]
 pub use gpu::Gpu;

@@ -4,7 +4,7 @@
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
 use super::args::{DeviceArgs, LayoutArgs, ModelArgs, OutputArgs};
-use super::words::{Device, DtypeWord, Launch, Log, Recompute, Transport, spelt};
+use super::words::{Device, Launch, Log, Recompute, Transport, spelt};
 use crate::failure::Failure;
 
 pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
@@ -24,9 +24,6 @@ pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
 }
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
-    if let Some(DtypeWord::Bf16) = args.dtype {
-        return unbuilt("dtype", "bf16", "use f32 or f64");
-    }
     if let Some(device @ (Device::Emulated | Device::Cuda)) = args.device {
         return unbuilt("device", &spelt(device), "use cpu");
     }

@@ -294,7 +294,6 @@ fn what_is_not_built_is_refused_by_name() {
         "--recompute selective",
         "--recompute full",
         "--dropout 0.1",
-        "--dtype bf16",
         "--device emulated",
         "--device cuda",
         "--launch processes",
