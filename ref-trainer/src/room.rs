@@ -32,7 +32,7 @@ fn least(job: &Job) -> u128 {
     let each = width * from(3) + acc * (from(2) + kept as u128 * from(1));
     let state = parameters(&job.model).saturating_mul(each);
     let tokens = job.batch.micro_batch.saturating_mul(job.batch.seq);
-    microbatch(&job.model, tokens)
+    microbatch(&job.model, tokens, job.layout.recompute)
         .saturating_mul(replicas)
         .saturating_mul(width)
         .saturating_add(state)

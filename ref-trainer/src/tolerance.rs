@@ -101,12 +101,13 @@ pub fn bounds(job: &Job, scatter: Each) -> Each {
 /// What `verify` promises in f64.
 pub const PROMISED: f64 = 1e-9;
 
-/// [`DEVIATIONS`] times the way times the condition, up to the [`ceiling`].
+/// [`DEVIATIONS`] times the way times the condition, up to the [`ceiling`]; and at least what the
+/// last sum, which makes what is compared, may be off by.
 #[must_use]
 pub fn derived(job: &Job, scatter: Each) -> Each {
-    let factor = DEVIATIONS * way(job);
+    let last = in_sums(job) * units(job.dtype).1;
     scatter.zip(Each::all(ceiling(job.dtype)), |x, most| {
-        (factor * x).min(most)
+        (DEVIATIONS * (way(job) * x).max(last)).min(most)
     })
 }
 
@@ -142,8 +143,14 @@ pub fn units(dtype: Dtype) -> (f64, f64) {
 pub fn way(job: &Job) -> f64 {
     match job.dtype {
         Dtype::Bf16 => f64::sqrt(if job.layout.tp > 1 { 2.0 } else { 1.0 }),
-        Dtype::F32 | Dtype::F64 => (longest_sum(job) as f64 / 2.0).sqrt(),
+        Dtype::F32 | Dtype::F64 => in_sums(job),
     }
+}
+
+/// The root of the number of roundings of the longest sum, as a multiple of its own.
+#[must_use]
+pub fn in_sums(job: &Job) -> f64 {
+    (longest_sum(job) as f64 / 2.0).sqrt()
 }
 
 /// Terms of the longest sum of a step: over a width, over keys, or over the tokens of the batch in
@@ -185,15 +192,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_derived_ends_at_the_ceiling() {
+    fn what_is_derived_lies_between_the_last_sum_and_the_ceiling() {
         let mut job = Job::verify();
         assert_eq!(bounds(&job, Each::all(1.0)), Each::all(PROMISED));
         job.dtype = Dtype::F32;
         let way = (longest_sum(&job) as f64 / 2.0).sqrt();
         assert_eq!(bounds(&job, Each::all(1e-7)).loss, 4.0 * way * 1e-7);
         assert_eq!(bounds(&job, Each::all(1.0)), Each::all(1e-2));
+        assert_eq!(
+            bounds(&job, Each::default()).norm,
+            4.0 * way * units(Dtype::F32).1
+        );
         job.dtype = Dtype::Bf16;
-        assert_eq!(bounds(&job, Each::all(f64::NAN)), Each::all(0.5));
+        assert_eq!(bounds(&job, Each::all(f64::INFINITY)), Each::all(0.5));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use proptest::test_runner::{TestCaseError, TestError};
 use quintet_ref_trainer::failure::Failure;
 use quintet_ref_trainer::job::{Dtype, Job};
 use quintet_ref_trainer::record::Step;
-use quintet_ref_trainer::tolerance::{DEVIATIONS, Each, ceiling, derived, longest_sum, units};
+use quintet_ref_trainer::tolerance::{DEVIATIONS, Each, ceiling, derived, in_sums, units};
 use quintet_ref_trainer::verify::{Verdict, distances, evidence, judge, scatter, verify};
 
 /// What one draw came to.
@@ -266,7 +266,7 @@ fn share_of_the_twin(job: &Job) -> Option<(&'static str, f64)> {
     if job.dtype != Dtype::Bf16 || l.tp > 1 || l.etp > 1 {
         return None;
     }
-    let share = (longest_sum(job) as f64).sqrt() * wide / unit;
+    let share = in_sums(job) * wide / unit;
     Some(if l.cp == 1 {
         ("twin, whole tokens", DEVIATIONS * share)
     } else {
