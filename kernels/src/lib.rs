@@ -49,6 +49,7 @@ pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
 #[cfg(feature = "emulated")]
 pub use gpu::Gpu;
+pub use half::bf16;
 pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};
 pub use norm::{Norm, NormSpec};
 pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};

@@ -42,7 +42,7 @@ use crate::{Batch, Error, Layout, ModelConfig};
 mod context;
 mod experts;
 
-pub use experts::{Routing, row_copy_bytes, rows};
+pub use experts::{Routing, row_copy_bytes, rows, tokens_of};
 
 /// Payload bytes by group.
 pub type Traffic = BTreeMap<String, u64>;

@@ -102,9 +102,9 @@ where
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
             let job = apply::job(Base::own_batch(Job::verify()), &args.job)?;
-            if job.dtype == Dtype::F32 && job.optimizer.kind == OptimizerKind::AdamW {
+            if job.dtype != Dtype::F64 && job.optimizer.kind == OptimizerKind::AdamW {
                 return Err(Failure::usage(
-                    "verify compares AdamW in f64 alone, for in f32 the rounding of a gradient near 0 decides a whole step; give --dtype f64 or --optimizer sgd",
+                    "verify compares AdamW in f64 alone, for in a narrower type the rounding of a gradient near 0 decides a whole step; give --dtype f64 or --optimizer sgd",
                 ));
             }
             Ok(Command::Verify {

@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use quintet_collectives::transport::local::World;
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Cpu, Scalar, bf16};
 use quintet_planner::config::{Batch, Layout};
 use quintet_zero::Full;
 use quintet_zero::checkpoint::find;
@@ -110,17 +110,18 @@ fn to_hugging_face(from: &Path, to: &Path) -> Result<usize, Failure> {
     let params = match job.dtype {
         Dtype::F64 => loaded::<f64>(&job, from)?,
         Dtype::F32 => loaded::<f32>(&job, from)?,
+        Dtype::Bf16 => loaded::<bf16>(&job, from)?,
     };
     weights::write(to, &model, &params)?;
     Ok(params.values().map(Vec::len).sum())
 }
 
-/// Every parameter of a checkpoint.
+/// Every parameter of a checkpoint; its master weight where it has one.
 fn loaded<E: Scalar>(job: &Job, root: &Path) -> Result<Full, Failure> {
     let mut all = World::new(1)?.go(|comm| {
         let mut rank = Rank::<_, _, E>::new(job, Cpu::new(1), comm, Begin::Init)?;
-        rank.load(root, false)?;
-        rank.full_params()
+        rank.load(root, job.dtype.has_masters())?;
+        rank.full_weights()
     })?;
     Ok(all.pop().unwrap_or_default())
 }

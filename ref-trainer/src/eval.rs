@@ -4,7 +4,7 @@ use std::fmt;
 
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, DeviceMesh};
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Cpu, Scalar, bf16};
 use serde::Serialize;
 
 use crate::cli::Weights;
@@ -61,6 +61,7 @@ pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluat
     match job.dtype {
         Dtype::F64 => evaluate_as::<f64>(&job, weights, &windows),
         Dtype::F32 => evaluate_as::<f32>(&job, weights, &windows),
+        Dtype::Bf16 => evaluate_as::<bf16>(&job, weights, &windows),
     }
 }
 

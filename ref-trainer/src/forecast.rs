@@ -49,7 +49,7 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
 /// Where the layout cannot be.
 pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     let mesh = mesh(&job.layout)?;
-    let width = job.dtype.bytes();
+    let width = job.dtype.acc_bytes();
     let mut forecast = Forecast {
         data: format!(
             "{} ({})",

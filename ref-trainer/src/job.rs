@@ -90,6 +90,8 @@ pub enum Dtype {
     F64,
     /// 32 bits.
     F32,
+    /// 16 bits, with f32 master weights, gradients, moments and sums.
+    Bf16,
 }
 
 impl Dtype {
@@ -99,16 +101,34 @@ impl Dtype {
         match self {
             Dtype::F64 => "f64",
             Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
         }
     }
 
-    /// Bytes of an element; gradients and moments have the same.
+    /// Bytes of an element of a parameter or an activation.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F64 => 8,
             Dtype::F32 => 4,
+            Dtype::Bf16 => 2,
         }
+    }
+
+    /// Bytes of an element of what sums are taken in: gradients, moments, statistics, and master
+    /// weights where there are any.
+    #[must_use]
+    pub fn acc_bytes(self) -> usize {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 | Dtype::Bf16 => 4,
+        }
+    }
+
+    /// Whether the optimizer keeps master weights: parameters are narrower than sums.
+    #[must_use]
+    pub fn has_masters(self) -> bool {
+        self.bytes() < self.acc_bytes()
     }
 }
 

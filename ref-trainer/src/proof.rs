@@ -10,17 +10,18 @@
 use std::collections::BTreeMap;
 
 use quintet_collectives::transport::local::World;
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Cpu, Scalar, bf16};
 
 use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
+use crate::oracle::Rounding;
 use crate::rank::{Begin, Rank};
 use crate::record::Step;
 use crate::report::{EqualityRow, EqualityTable};
 use crate::schedule_lr::learning_rate;
-use crate::tolerance::{bounds, floor};
+use crate::tolerance::{Each, SEEDS, bounds, floor, units};
 use crate::verify::{OracleOptimizer, predicted_step, twin_of};
 
 /// One step of a run with the state it began from.
@@ -49,13 +50,26 @@ pub fn prove(
 ) -> Result<EqualityTable, Failure> {
     let mut rows = Vec::new();
     for proof in proofs {
-        let mut optimizer = OracleOptimizer::at(job, proof.number - 1, &proof.state);
-        let mut params = proof.before.clone();
-        let truth = optimizer.step(job, samples, proof.number, &mut params)?;
+        let truth = oracle_step(job, samples, proof, Rounding::none())?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
         let floor = floor(job.dtype);
-        let own = distances(&twin, &truth, floor).map(|(_, _, d)| d.relative);
-        let bounds = bounds(job.dtype, own);
+        let mut scatter = Each::default();
+        let (unit, wide) = units(job.dtype);
+        for seed in 0..SEEDS {
+            let rounding = Rounding::of(unit, wide, seed);
+            let moved = oracle_step(job, samples, proof, rounding)?;
+            let [loss, grads, norm, params] =
+                distances(&moved, &truth, floor).map(|(_, _, d)| d.relative);
+            scatter = scatter.max(Each {
+                loss,
+                grads,
+                norm,
+                params,
+                aux: 0.0,
+            });
+        }
+        let bounds = bounds(job, scatter);
+        let bounds = [bounds.loss, bounds.grads, bounds.norm, bounds.params];
         let (ours, number) = (&proof.step, proof.number);
         rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
         rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
@@ -137,11 +151,28 @@ fn rows_against(
         .collect()
 }
 
+/// The oracle's step from the same state.
+fn oracle_step(
+    job: &Job,
+    samples: &Samples,
+    proof: &Proof,
+    rounding: Rounding,
+) -> Result<Step, Failure> {
+    let mut params = proof.before.clone();
+    params.values_mut().for_each(|w| rounding.kept(w));
+    let mut optimizer = OracleOptimizer {
+        rounding,
+        ..OracleOptimizer::at(job, proof.number - 1, &proof.state)
+    };
+    optimizer.step(job, samples, proof.number, &mut params)
+}
+
 /// The twin's step from the same state.
 fn twin_step(job: &Job, samples: &Samples, proof: &Proof) -> Result<Step, Failure> {
     match job.dtype {
         Dtype::F64 => twin_step_as::<f64>(job, samples, proof),
         Dtype::F32 => twin_step_as::<f32>(job, samples, proof),
+        Dtype::Bf16 => twin_step_as::<bf16>(job, samples, proof),
     }
 }
 
@@ -169,7 +200,7 @@ fn twin_step_as<E: Scalar>(job: &Job, samples: &Samples, proof: &Proof) -> Resul
             learning_rate(proof.number, job.steps, &job.optimizer),
             done.norm,
         )?;
-        let params = rank.full_params()?;
+        let params = rank.full_weights()?;
         let (loss, count, norm, load) = (done.loss, done.count, done.norm, done.load);
         Ok::<_, Failure>(Step {
             loss,

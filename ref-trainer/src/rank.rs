@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Axis, Communicator, DeviceMesh};
-use quintet_kernels::{Collectives, Scalar};
+use quintet_kernels::{Collectives, Float, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Action, Schedule, Stage};
 use quintet_planner::config::validate;
 use quintet_planner::model::{self, StageLayer, borrows_table, flat_layout, mesh, stage_layers};
 use quintet_zero::{
-    FlatLayout, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
+    Entry, FlatLayout, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
 };
 
 use crate::failure::Failure;
@@ -139,14 +139,14 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Chunk<B, C, E> {
         let zero = ZeroStage::from_number(job.layout.zero_stage)?;
         let partition = Partition::new(flat.clone(), zero);
         let mut params = ParamStore::zeros(device, &partition)?;
-        params.fill_with(|entry, index| {
-            E::from_f64(match begin {
-                Begin::Init => init_value(&entry.spec, job.seed, index),
-                Begin::Random => init_random(&entry.spec, job.seed, index),
-            })
-        })?;
+        let first = |entry: &Entry, index| match begin {
+            Begin::Init => init_value(&entry.spec, job.seed, index),
+            Begin::Random => init_random(&entry.spec, job.seed, index),
+        };
+        params.fill_with(|entry, index| rounded(first(entry, index)))?;
         let grads = GradSync::new(device, &partition, groups)?;
-        let optimizer = ShardedOptimizer::new(device, &partition, rule(job), &params)?;
+        let mut optimizer = ShardedOptimizer::new(device, &partition, rule(job), &params)?;
+        optimizer.fill_master(first)?;
         Ok(Self {
             model: StageModel { layers },
             segments: flat.segments(),
@@ -207,6 +207,11 @@ fn flat_layouts(
         )?))
     };
     (0..job.layout.chunks()).map(flat).collect()
+}
+
+/// A parameter as it is used: its master weight, rounded.
+pub(crate) fn rounded<E: Scalar>(value: f64) -> E {
+    E::from_acc(E::Acc::from_f64(value))
 }
 
 /// References to them.

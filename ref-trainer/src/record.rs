@@ -5,15 +5,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use quintet_collectives::Communicator;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag};
+use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag, bf16};
 use quintet_planner::states::{Bytes, Memory};
+use quintet_planner::traffic::tokens_of;
 
 use crate::compare::Tensors;
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
 use crate::load::Load;
-use crate::rank::{Begin, Rank};
+use crate::rank::{Begin, Rank, rounded};
 use crate::schedule_lr::learning_rate;
 
 /// One step of a layout.
@@ -27,7 +28,7 @@ pub struct Step {
     pub norm: f64,
     /// Gradients before clipping, by name.
     pub grads: Tensors,
-    /// Parameters after the update, by name.
+    /// Parameters after the update, by name; master weights where there are any.
     pub params: Tensors,
     /// What routers did.
     pub load: Load,
@@ -46,6 +47,10 @@ pub struct Held {
     pub hash: u64,
 }
 
+/// The experts that tokens chose: `[microbatch][layer][token * topk + choice]`, -1 where no rank
+/// said; nothing for a layer without experts.
+pub type Choices = Vec<Vec<Vec<i32>>>;
+
 /// What a run of a layout leaves.
 #[derive(Debug, Clone, Default)]
 pub struct Record {
@@ -53,6 +58,11 @@ pub struct Record {
     pub steps: Vec<Step>,
     /// By rank: what it held after each step.
     pub held: Vec<Vec<Held>>,
+    /// The first parameter that is used otherwise than as its master weight, rounded; empty where
+    /// there is none, or no master weight.
+    pub stale: String,
+    /// Step by step, and by microbatch and layer: the experts that each token chose.
+    pub choices: Vec<Choices>,
     /// By rank: bytes sent by group, over all steps.
     pub bytes: Vec<BTreeMap<String, u64>>,
     /// By rank: bytes allocated by category, over all steps.
@@ -71,6 +81,7 @@ pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Fail
     match job.dtype {
         Dtype::F64 => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
         Dtype::F32 => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
+        Dtype::Bf16 => record_on::<bf16>(&world, job, samples, begin, |_| Ok(())),
     }
 }
 
@@ -89,13 +100,18 @@ pub fn record_on<E: Scalar>(
         let device = Cpu::new(job.threads_per_rank);
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;
-        let (mut steps, mut held) = (Vec::new(), Vec::new());
+        let (mut steps, mut held, mut stale) = (Vec::new(), Vec::new(), String::new());
+        let mut choices = Vec::new();
         rank.device.meter().reset_peak();
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
             let grads = rank.full_grads()?;
+            choices.push(done.choices);
             rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
-            let params = rank.full_params()?;
+            let params = rank.full_weights()?;
+            if job.dtype.has_masters() && stale.is_empty() {
+                stale = not_rounded::<E>(&rank.full_params()?, &params, step);
+            }
             held.extend(hashes(&rank, step)?);
             if rank.rank == 0 {
                 let (loss, count, norm) = (done.loss, done.count, done.norm);
@@ -114,10 +130,21 @@ pub fn record_on<E: Scalar>(
             .into_iter()
             .map(|(name, t)| (name.to_string(), t.bytes));
         let bytes = bytes.filter(|(_, b)| *b > 0).collect();
-        Ok::<_, Failure>((steps, held, bytes, counted(rank.device.meter())))
+        let memory = counted(rank.device.meter());
+        let tokens = tokens_of(&rank.mesh, rank.rank, &job.batch);
+        Ok::<_, Failure>((steps, held, stale, bytes, memory, (tokens, choices)))
     })?;
     let mut record = Record::default();
-    for (steps, held, bytes, memory) in ranks {
+    for (steps, held, stale, bytes, memory, (tokens, choices)) in ranks {
+        for (step, choices) in choices.into_iter().enumerate() {
+            if record.choices.len() == step {
+                record.choices.push(no_choices(job));
+            }
+            join(job, &tokens, choices, &mut record.choices[step]);
+        }
+        if record.stale.is_empty() {
+            record.stale = stale;
+        }
         record.memory.push(memory);
         record.steps.extend(steps);
         record.held.push(held);
@@ -134,6 +161,41 @@ fn counted(meter: &Meter) -> Memory {
         (tag.name().to_string(), Bytes { at_rest, peak })
     });
     bytes.into()
+}
+
+fn no_choices(job: &Job) -> Choices {
+    let layer = |layer| {
+        let topk = job.model.moe_at(layer).map_or(0, |moe| moe.topk);
+        vec![-1; job.batch.micro_batch * job.batch.seq * topk]
+    };
+    vec![(0..job.model.layers).map(layer).collect(); job.batch.microbatches()]
+}
+
+/// Puts what a rank's `tokens` chose where it belongs.
+fn join(
+    job: &Job,
+    tokens: &[usize],
+    choices: BTreeMap<(usize, usize), Vec<i32>>,
+    all: &mut Choices,
+) {
+    let topk = job.model.moe.map_or(1, |moe| moe.topk);
+    for ((microbatch, layer), chosen) in choices {
+        for (token, chosen) in tokens.iter().zip(chosen.chunks(topk)) {
+            all[microbatch][layer][token * topk..][..topk].copy_from_slice(chosen);
+        }
+    }
+}
+
+/// The first parameter that is not its master weight rounded, if there is one.
+fn not_rounded<E: Scalar>(used: &Tensors, masters: &Tensors, step: u64) -> String {
+    let as_used = |master: &f64| rounded::<E>(*master).to_f64().to_bits();
+    for (name, master) in masters {
+        let used = used.get(name).into_iter().flatten().map(|x| x.to_bits());
+        if !used.eq(master.iter().map(as_used)) {
+            return format!("{name} is not its master weight rounded after step {step}");
+        }
+    }
+    String::new()
 }
 
 fn hashes<B, C, E>(rank: &Rank<'_, B, C, E>, step: u64) -> Result<Vec<Held>, Failure>

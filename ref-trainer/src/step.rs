@@ -30,7 +30,7 @@ use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 use crate::seat::Seat;
 
-/// What the forward and backward passes of a step leave, equal on every rank.
+/// What the forward and backward passes of a step leave, equal on every rank but for times and choices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradients {
     /// Mean loss in nats per valid token of the whole batch; 0 where there is none.
@@ -43,6 +43,8 @@ pub struct Gradients {
     pub load: Load,
     /// Whether some rank was asked to stop.
     pub stop: bool,
+    /// By microbatch of the step and layer: which experts this rank's tokens chose.
+    pub choices: BTreeMap<(usize, usize), Vec<i32>>,
     /// CPU time of the passes of each of this rank's chunks, summed over the step.
     pub times: Vec<StageTime>,
 }
@@ -94,12 +96,13 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
             share: 1.0 / self.job.batch.microbatches() as f64,
             load: Load::new(&self.job.model),
+            choices: BTreeMap::new(),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
         };
         self.stage.run(&self.actions, &mut pass)?;
-        let (loss, times, load) = (pass.loss, pass.times, pass.load);
+        let (loss, times, load, choices) = (pass.loss, pass.times, pass.load, pass.choices);
         for chunk in &mut self.chunks {
             chunk.grads.finish(&self.groups)?;
         }
@@ -122,6 +125,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             norm,
             load,
             stop: stop > 0.0,
+            choices: of_step(choices, self.microbatches().start),
             times,
         })
     }
@@ -131,6 +135,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// # Errors
     /// Where a kernel or a peer fails.
     pub fn update(&mut self, lr: f64, norm: f64) -> Result<(), Failure> {
+        self.move_bias()?;
         let limit = self.job.optimizer.clip_grad;
         let scale = if limit > 0.0 {
             clip_factor(norm, limit)
@@ -146,17 +151,24 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         {
             optimizer.step(params, grads, &self.groups, lr, scale)?;
         }
-        self.move_bias()
+        Ok(())
     }
 
     /// Moves the bias of the routers' choice by the counts of the step: once, and on every rank
-    /// that holds it alike, for all have the same counts.
+    /// that holds it alike, for all have the same counts. No gradient reaches it; where there are
+    /// master weights the optimizer's step carries it to where it is used.
     fn move_bias(&mut self) -> Result<(), Failure> {
         let moe = self.job.model.moe.filter(|moe| moe.selection_bias);
         let (Some(moe), Some(load)) = (moe, self.load.take()) else {
             return Ok(());
         };
-        for Chunk { model, params, .. } in &mut self.chunks {
+        for Chunk {
+            model,
+            params,
+            optimizer,
+            ..
+        } in &mut self.chunks
+        {
             for layer in &model.layers {
                 let StageLayer::Block(block) = layer else {
                     continue;
@@ -166,15 +178,10 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 };
                 let layout = params.layout().clone();
                 for entry in layout.entries().iter().filter(|e| e.spec.name == name) {
-                    let (mut bias, runs) = params.read(entry)?;
                     let steps: Vec<f64> = load.bias_steps(block.index()).collect();
-                    for (at, expert, len) in runs {
-                        let mine = bias[at..at + len].iter_mut();
-                        for (bias, step) in mine.zip(&steps[expert..expert + len]) {
-                            *bias = E::from_f64(bias.to_f64() + moe.bias_update_rate * step);
-                        }
-                    }
-                    params.write(entry, &bias)?;
+                    optimizer.shift(params, entry, |expert| {
+                        moe.bias_update_rate * steps.get(expert).copied().unwrap_or(0.0)
+                    })?;
                 }
             }
         }
@@ -215,6 +222,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             weight: 1.0,
             share: 1.0,
             load: Load::default(),
+            choices: BTreeMap::new(),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
@@ -270,6 +278,8 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     weight: f64,
     share: f64,
     load: Load,
+    /// By microbatch and layer.
+    choices: BTreeMap<(usize, usize), Vec<i32>>,
     /// By microbatch and chunk.
     saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
@@ -321,8 +331,9 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
             self.loss += self.total(&loss_t)?;
         }
         if self.training {
-            for (layer, routing) in &done.routing {
-                self.load.add(*layer, routing, self.share);
+            for (layer, routing) in done.routing {
+                self.load.add(layer, &routing, self.share);
+                self.choices.insert((mb, layer), routing.choices);
             }
             self.saved.insert((mb, chunk), done.saved);
         }
@@ -446,6 +457,12 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
         self.ctx.device.download(B::whole(loss_t), &mut host)?;
         Ok(host.iter().map(|loss| loss.to_f64()).sum())
     }
+}
+
+/// What is known by microbatch of this replica, by microbatch of the step.
+fn of_step<T>(mine: BTreeMap<(usize, usize), T>, first: usize) -> BTreeMap<(usize, usize), T> {
+    let of = |((mb, layer), x)| ((first + mb, layer), x);
+    mine.into_iter().map(of).collect()
 }
 
 /// The parameters of a chunk, and of whom it borrows.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
-use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
+use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag, bf16};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 
 use crate::data::{Corpus, Part, Samples};
@@ -68,6 +68,7 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         let ranks = scope.spawn(|| match job.dtype {
             Dtype::F64 => run::<f64>(job, &samples, done, stop, sender),
             Dtype::F32 => run::<f32>(job, &samples, done, stop, sender),
+            Dtype::Bf16 => run::<bf16>(job, &samples, done, stop, sender),
         });
         let mut written = Ok(());
         for item in news {
@@ -177,7 +178,7 @@ fn run_rank<E: Scalar>(
             (proof.step.loss, proof.step.count, proof.step.norm) =
                 (done.loss, done.count, done.norm);
             proof.step.load = done.load.clone();
-            proof.step.params = rank.full_params()?;
+            proof.step.params = rank.full_weights()?;
             if rank.rank == 0 {
                 left.proofs.push(proof);
             }
@@ -216,7 +217,7 @@ fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
 fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof, Failure> {
     Ok(Proof {
         number,
-        before: rank.full_params()?,
+        before: rank.full_weights()?,
         state: rank.full_state()?,
         step: crate::record::Step::default(),
     })

@@ -27,9 +27,9 @@ fn steps(job: &Job) -> Vec<Step> {
         .steps
 }
 
-/// The job in both types.
-fn in_both_types(job: &Job) -> [Job; 2] {
-    [Dtype::F64, Dtype::F32].map(|dtype| Job {
+/// The job in every type.
+fn in_every_type(job: &Job) -> [Job; 3] {
+    [Dtype::F64, Dtype::F32, Dtype::Bf16].map(|dtype| Job {
         dtype,
         ..job.clone()
     })
@@ -45,7 +45,7 @@ fn assert_same_but_norm(what: &str, a: &[Step], b: &[Step]) {
 
 #[test]
 fn stages_have_the_twins_bits() {
-    for job in in_both_types(&deep_job()) {
+    for job in in_every_type(&deep_job()) {
         let twin = steps(&twin_of(&job));
         for (pp, uneven) in [(2, false), (2, true), (3, false), (4, false), (4, true)] {
             for schedule in ScheduleKind::ALL {
@@ -77,7 +77,7 @@ fn deep_job() -> Job {
 
 #[test]
 fn schedules_are_equal_where_stages_are_not_alone() {
-    for job in in_both_types(&cut(&deep_job(), (2, 2, 2))) {
+    for job in in_every_type(&cut(&deep_job(), (2, 2, 2))) {
         for tied in [false, true] {
             let of = |kind| {
                 let mut job = with(&job, |l| l.schedule = kind);
@@ -96,7 +96,7 @@ fn schedules_are_equal_where_stages_are_not_alone() {
 fn zero_stages_are_equal_even_in_what_clipping_makes() {
     for (mesh, within) in [((2, 1, 1), None), ((4, 1, 1), Some(2)), ((2, 2, 2), None)] {
         for clip in [0.0, 0.3] {
-            for mut job in in_both_types(&cut(&small_job(), mesh)) {
+            for mut job in in_every_type(&cut(&small_job(), mesh)) {
                 job.optimizer.clip_grad = clip;
                 for tied in [false, true] {
                     job.model.tied = tied;
@@ -133,7 +133,7 @@ fn zero_stages_are_equal(job: &Job, within: Option<usize>) {
 
 #[test]
 fn bucket_lengths_change_nothing() {
-    for job in in_both_types(&cut(&small_job(), (2, 2, 1))) {
+    for job in in_every_type(&cut(&small_job(), (2, 2, 1))) {
         let of = |bytes| steps(&with(&job, |l| l.bucket_bytes = bytes));
         let whole = of(1 << 20);
         for bytes in [1, 700, 5_000] {
@@ -186,7 +186,7 @@ fn what_is_computed_again_changes_nothing() {
 }
 
 fn recomputes_equal(job: &Job) {
-    for job in in_both_types(job) {
+    for job in in_every_type(job) {
         job.check().expect("a layout");
         let [none, selective, full] =
             Recompute::ALL.map(|mode| steps(&with(&job, |l| l.recompute = mode)));
@@ -204,7 +204,7 @@ fn threads_per_rank_change_nothing() {
     let mut job = cut(&small_job(), (1, 2, 1));
     (job.model.hidden, job.model.ffn, job.batch.seq) = (64, 176, 48);
     (job.batch.global_batch, job.steps) = (2, 1);
-    for job in in_both_types(&job) {
+    for job in in_every_type(&job) {
         let of = |threads| {
             steps(&Job {
                 threads_per_rank: threads,

@@ -11,6 +11,8 @@ struct Fault {
     name: String,
     says: String,
     file: String,
+    /// Name of the property that is to meet it.
+    suite: String,
     is: String,
     becomes: String,
 }
@@ -43,6 +45,11 @@ fn read(path: &Path) -> Fault {
     Fault {
         says: text.lines().next().unwrap_or_default().to_string(),
         file: cut("file: ", "\n"),
+        suite: if text.contains("\nsuite: ") {
+            cut("suite: ", "\n")
+        } else {
+            "in_f64".to_string()
+        },
         is: cut("<<<<\n", "====\n"),
         becomes: cut("====\n", ">>>>\n"),
         name: name.to_string(),
@@ -80,7 +87,7 @@ fn each_fault_is_met_by_the_random_suite() {
         let file = copy.join(&fault.file);
         let text = fs::read_to_string(&file).expect("its file");
         fs::write(&file, text.replacen(&fault.is, &fault.becomes, 1)).expect("planted");
-        let met = suite(&copy);
+        let met = suite(&copy, &fault.suite);
         println!("{:<34} {:<74} {met}", fault.name, fault.says);
         table.insert(fault.name, met);
     }
@@ -92,8 +99,8 @@ fn each_fault_is_met_by_the_random_suite() {
     assert!(survive.is_empty(), "{survive:?}");
 }
 
-/// Runs the general suite in f64 in the copy and says what came of it.
-fn suite(copy: &Path) -> String {
+/// Runs the general suite in the fault's type in the copy and says what came of it.
+fn suite(copy: &Path, name: &str) -> String {
     let run = Command::new(env!("CARGO"))
         .args([
             "test",
@@ -102,7 +109,7 @@ fn suite(copy: &Path) -> String {
             "--test",
             "equals_one_device",
         ])
-        .args(["in_f64_every_layout", "--", "--nocapture"])
+        .args([&format!("{name}_every_layout"), "--", "--nocapture"])
         .env("CARGO_TARGET_DIR", copy.with_file_name("planted-target"))
         .env(
             "QUINTET_CASES",

@@ -11,7 +11,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use quintet_collectives::DType;
 use quintet_collectives::plan::Operation;
 use quintet_collectives::transport::local::World;
-use quintet_kernels::Scalar;
+use quintet_kernels::{Scalar, bf16};
 use quintet_planner::config::{Batch, Layout};
 use quintet_planner::traffic::{self, WireTypes};
 use quintet_ref_trainer::compare::{Tensors, compare};
@@ -192,6 +192,7 @@ fn gradients_scale_exactly() {
     for mesh in MESHES {
         hold::<f64>(Dtype::F64, mesh);
         hold::<f32>(Dtype::F32, mesh);
+        hold::<bf16>(Dtype::Bf16, mesh);
     }
 }
 

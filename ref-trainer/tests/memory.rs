@@ -4,13 +4,13 @@ mod common;
 
 use common::{cut, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
-use quintet_kernels::{Backend, Cpu, Tag};
+use quintet_kernels::{Backend, Cpu, Scalar, Tag, bf16};
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_parallel_layers::{Architecture, Ctx, Recompute};
 use quintet_planner::config::{CpComm, Layout};
 use quintet_planner::memory::activations;
 use quintet_ref_trainer::failure::Failure;
-use quintet_ref_trainer::job::Job;
+use quintet_ref_trainer::job::{Dtype, Job};
 use quintet_ref_trainer::microbatch::upload;
 use quintet_ref_trainer::model::{Forward, Lent};
 use quintet_ref_trainer::rank::{Begin, Rank};
@@ -18,9 +18,17 @@ use quintet_ref_trainer::verify::wire_types;
 
 /// The most that each rank holds of activations in one step.
 fn counted(job: &Job) -> Vec<u64> {
+    match job.dtype {
+        Dtype::F64 => counted_as::<f64>(job),
+        Dtype::F32 => counted_as::<f32>(job),
+        Dtype::Bf16 => counted_as::<bf16>(job),
+    }
+}
+
+fn counted_as<E: Scalar>(job: &Job) -> Vec<u64> {
     let samples = samples_of(job);
     let ranks = World::new(job.layout.world()).unwrap().go(|comm| {
-        let mut rank = Rank::<_, _, f64>::new(job, Cpu::new(1), comm, Begin::Random)?;
+        let mut rank = Rank::<_, _, E>::new(job, Cpu::new(1), comm, Begin::Random)?;
         assert_eq!(rank.device.meter().now(Tag::Activation), 0);
         rank.device.meter().reset_peak();
         rank.accumulate(&samples, 1, false)?;
@@ -55,6 +63,11 @@ fn within(job: &Job, counted: Vec<u64>) -> Vec<f64> {
         .collect()
 }
 
+fn in_bf16(job: Job) -> Job {
+    let dtype = Dtype::Bf16;
+    Job { dtype, ..job }
+}
+
 #[test]
 fn every_rank_holds_what_was_worked_out() {
     let mut seen = Vec::new();
@@ -77,6 +90,8 @@ fn every_rank_holds_what_was_worked_out() {
                         l.sequence_parallel = sequence_parallel;
                     });
                     seen.extend(places(&job));
+                    // Half the bytes are statistics, whose type is another.
+                    places(&in_bf16(job));
                 }
             }
         }
@@ -205,6 +220,7 @@ fn every_rank_holds_of_cut_sequences_what_was_worked_out() {
             });
             (job.batch.seq, job.batch.global_batch) = (24, 3);
             places(&job);
+            places(&in_bf16(job));
         }
     }
 }

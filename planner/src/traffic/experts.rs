@@ -87,15 +87,9 @@ fn counts(
     batch: &Batch,
     all: &[i32],
 ) -> Vec<usize> {
-    // Sequences are cut over cp in zigzag, what is left over tp in runs.
-    let cut = IndexMap::Zigzag.ranges(batch.seq, mesh.degree(Axis::Cp), mesh.index(rank, Axis::Cp));
-    let places: Vec<usize> = cut.into_iter().flatten().flatten().collect();
-    let tokens = batch.micro_batch * places.len();
-    let mine = chunk(tokens, mesh.degree(Axis::Tp), mesh.index(rank, Axis::Tp));
     let mut counts = vec![0; moe.experts];
-    let token = |i: usize| i / places.len() * batch.seq + places[i % places.len()];
-    let pairs = mine.flat_map(|i| {
-        let first = token(i) * moe.topk;
+    let pairs = tokens_of(mesh, rank, batch).into_iter().flat_map(|token| {
+        let first = token * moe.topk;
         all.get(first..first + moe.topk).unwrap_or_default()
     });
     for e in pairs.filter_map(|e| usize::try_from(*e).ok()) {
@@ -104,6 +98,18 @@ fn counts(
         }
     }
     counts
+}
+
+/// The tokens of a microbatch, by their number in it, that a rank sends to experts, in its order:
+/// sequences are cut over cp in zigzag, what is left over tp in runs.
+#[must_use]
+pub fn tokens_of(mesh: &DeviceMesh, rank: usize, batch: &Batch) -> Vec<usize> {
+    let cut = IndexMap::Zigzag.ranges(batch.seq, mesh.degree(Axis::Cp), mesh.index(rank, Axis::Cp));
+    let places: Vec<usize> = cut.into_iter().flatten().flatten().collect();
+    let tokens = batch.micro_batch * places.len();
+    let mine = chunk(tokens, mesh.degree(Axis::Tp), mesh.index(rank, Axis::Tp));
+    mine.map(|i| i / places.len() * batch.seq + places[i % places.len()])
+        .collect()
 }
 
 impl Sum<'_> {

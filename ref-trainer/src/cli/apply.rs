@@ -127,10 +127,10 @@ fn parts(
     }
     lengths(base, batch);
     if let Some(dtype) = device.dtype {
-        base.job.dtype = if dtype == DtypeWord::F64 {
-            Dtype::F64
-        } else {
-            Dtype::F32
+        base.job.dtype = match dtype {
+            DtypeWord::F64 => Dtype::F64,
+            DtypeWord::F32 => Dtype::F32,
+            DtypeWord::Bf16 => Dtype::Bf16,
         };
     }
     set(&mut base.job.threads_per_rank, device.threads_per_rank);

@@ -4,13 +4,10 @@
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
 use super::args::{DeviceArgs, OutputArgs};
-use super::words::{Device, DtypeWord, Launch, Log, Transport, spelt};
+use super::words::{Device, Launch, Log, Transport, spelt};
 use crate::failure::Failure;
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
-    if let Some(DtypeWord::Bf16) = args.dtype {
-        return unbuilt("dtype", "bf16", "use f32 or f64");
-    }
     if let Some(device @ (Device::Emulated | Device::Cuda)) = args.device {
         return unbuilt("device", &spelt(device), "use cpu");
     }

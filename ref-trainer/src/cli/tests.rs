@@ -308,7 +308,6 @@ fn sequences_are_cut() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
-        "--dtype bf16",
         "--device emulated",
         "--device cuda",
         "--launch processes",

@@ -148,7 +148,7 @@ impl From<DecayStyle> for Decay {
 pub(super) enum DtypeWord {
     F64,
     F32,
-    /// Not built yet: refused
+    /// Parameters and activations; master weights, gradients and sums in f32
     Bf16,
 }
 

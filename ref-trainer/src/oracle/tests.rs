@@ -150,10 +150,11 @@ fn twice_the_loss_is_twice_the_gradient() {
     let params = init_random(&config, 2);
     let scaled = |scale| {
         let mut grads = step(&config, &params, &[]).unwrap().grads;
-        let sight = Sight::new(&samples, config.window);
+        let rounding = Rounding::none();
+        let sight = Sight::new(&samples, config.window, &rounding);
         let saved = forward(&config, &params, &samples, &sight).unwrap();
-        let both = (&samples[..], &sight);
-        backward(&config, &params, both, saved, (scale, 1.0), &mut grads).unwrap();
+        let part = (&samples[..], &sight);
+        backward(&config, &params, part, saved, (scale, 1.0), &mut grads).unwrap();
         grads
     };
     let (once, mut twice) = (scaled(0.25), scaled(0.5));

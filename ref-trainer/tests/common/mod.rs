@@ -459,7 +459,7 @@ impl Genes {
 
     fn optimizer(&self, dtype: Dtype, clip: bool, decay: bool) -> OptimizerOptions {
         let (adam, lower) = self.optimizer;
-        // In f32 the first steps of AdamW are the signs of gradients: no bound but 1 holds there.
+        // In f32 and bf16 the first steps of AdamW are the signs of gradients: no bound but 1 holds there.
         let kind = if adam && dtype == Dtype::F64 {
             OptimizerKind::AdamW
         } else {
@@ -467,7 +467,7 @@ impl Genes {
         };
         let lr = match (kind, lower, dtype) {
             (OptimizerKind::AdamW, ..) => 0.01,
-            (_, true, _) | (_, _, Dtype::F32) => 0.1,
+            (_, true, _) | (_, _, Dtype::F32 | Dtype::Bf16) => 0.1,
             _ => 1.0,
         };
         OptimizerOptions {
