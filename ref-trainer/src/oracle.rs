@@ -220,9 +220,10 @@ pub fn step_on(
         .collect();
     let (mut loss_sum, mut routed) = (0.0, Routed::new(config));
     for (microbatch, part) in parts.into_iter().enumerate() {
-        let told = |ties: Ties<'_>| Some((ties.choices.get(microbatch)?.as_slice(), ties.within));
+        let told = way.ties;
         let sight = Sight {
-            ties: way.ties.and_then(told),
+            ties: told
+                .and_then(|told| Some((told.choices.get(microbatch)?.as_slice(), told.within))),
             ..Sight::new(part, config.window, way.rounding)
         };
         let first = microbatch * micro_batch.max(1);

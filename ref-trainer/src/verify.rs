@@ -528,7 +528,7 @@ impl OracleOptimizer {
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
         oracle::move_bias(&job.model, params, &done.routed)?;
-        params.values_mut().for_each(|w| rounding.kept(w));
+        params.values_mut().for_each(|w| self.rounding.kept(w));
         self.routed = done.routed;
         let (loss, count) = (done.loss, done.count as f64);
         Ok(Step {

@@ -12,7 +12,7 @@ pub(super) struct Sight<'a> {
     /// What is let go.
     pub(super) dropout: Dropout,
     /// Tokens of each sample.
-    lens: Vec<usize>,
+    pub(super) lens: Vec<usize>,
     /// What happens to each value on the way.
     pub(super) rounding: &'a Rounding,
     /// By layer: choices that are taken over where they are within so much of the oracle's own.

@@ -35,7 +35,6 @@ impl Decoder {
         architecture: Architecture::LLAMA,
         moe: None,
         window: None,
-        dropout: 0.0,
         theta: ROPE_THETA,
         turns: None,
     };
@@ -128,6 +127,7 @@ pub(super) fn read(keys: &Keys, family: Decoder) -> Result<Model, String> {
             ..family.architecture
         },
         window: family.window,
+        dropout: 0.0,
     };
     let positions = length(keys, "max_position_embeddings", 1 << 30)?;
     Ok(model(config, positions.unwrap_or(MAX_POSITIONS)))
