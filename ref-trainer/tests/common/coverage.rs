@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::CpComm;
@@ -31,7 +32,7 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 31] = [
+const PAIRED: [&str; 33] = [
     "dp",
     "tp",
     "pp",
@@ -63,13 +64,16 @@ const PAIRED: [&str; 31] = [
     "capacity",
     "aux loss",
     "shared experts",
+    "recompute selective",
+    "recompute full",
 ];
 /// Only one of these is in a draw, so that each is in a tenth of those that could have it.
 const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
 /// A draw has at most one of each of these.
-const EITHER: [&[&str]; 4] = [
+const EITHER: [&[&str]; 5] = [
     &KINDS,
     &["ring", "all-gather"],
+    &["recompute selective", "recompute full"],
     &["gpipe", "several chunks a stage"],
     &["zb-h1", "several chunks a stage"],
 ];
@@ -180,6 +184,8 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
             l.chunks() > 1 && (l.pp == 1 || l.schedule == ScheduleKind::DualPipeV),
             m.tied,
         ),
+        everywhere("recompute selective", l.recompute == Recompute::Selective),
+        everywhere("recompute full", l.recompute == Recompute::Full),
         everywhere("several buckets", l.bucket_bytes < 1 << 20),
         everywhere("masked", draw.job.mask() != RandomMask::default()),
         feature(

@@ -4,7 +4,7 @@
 use proptest::bool::weighted;
 use proptest::prelude::*;
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_parallel_layers::{Architecture, Positions};
+use quintet_parallel_layers::{Architecture, Positions, Recompute};
 use quintet_planner::config::CpComm;
 use quintet_ref_trainer::job::Dtype;
 
@@ -41,6 +41,8 @@ pub struct Genes {
     pub experts: Option<ExpertGenes>,
     /// Place in [`ARCHITECTURES`].
     pub architecture: usize,
+    /// Place in [`RECOMPUTES`].
+    pub recompute: usize,
     /// Of weights, data and masks.
     pub seed: u64,
 }
@@ -130,6 +132,14 @@ pub(super) const SCHEDULES: [ScheduleKind; 8] = [
     ScheduleKind::DualPipeV,
 ];
 
+/// What forward saves, and what is computed again.
+pub(super) const RECOMPUTES: [Recompute; 4] = [
+    Recompute::None,
+    Recompute::Selective,
+    Recompute::Full,
+    Recompute::Full,
+];
+
 /// From all in one bucket to one a layer.
 pub(super) const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
 
@@ -190,7 +200,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             weighted(0.4),
             prop_oneof![1 => Just(0), 1 => 1..9_usize],
         ),
-        0..ARCHITECTURES.len(),
+        (0..ARCHITECTURES.len(), 0..RECOMPUTES.len()),
         (0..SCHEDULES.len(), 0..2_usize),
         (
             prop_oneof![2 => Just(0_u8), 2 => Just(1), 3 => Just(2), 4 => Just(3)],
@@ -200,7 +210,8 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         proptest::option::weighted(0.75, experts()),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, context, architecture, schedule, zero, seed, experts) = rest;
+        let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts) = rest;
+        let (architecture, recompute) = of_blocks;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -215,6 +226,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             context,
             zero,
             architecture,
+            recompute,
             schedule,
             seed,
             experts,

@@ -7,7 +7,8 @@ use quintet_ref_trainer::job::{Dtype, Job, OptimizerKind, OptimizerOptions};
 
 use super::Draw;
 use super::genes::{
-    ARCHITECTURES, BUCKETS, CAPACITIES, ExpertGenes, Genes, MASKS, Mask, SCHEDULES, WAYS, meshes,
+    ARCHITECTURES, BUCKETS, CAPACITIES, ExpertGenes, Genes, MASKS, Mask, RECOMPUTES, SCHEDULES,
+    WAYS, meshes,
 };
 
 impl Genes {
@@ -41,6 +42,7 @@ impl Genes {
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
+            recompute: RECOMPUTES[self.recompute],
         };
         let micro_batch = self.batch.1 + 1;
         let batch = Batch {
