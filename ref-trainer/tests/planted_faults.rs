@@ -73,6 +73,7 @@ fn every_fault_in_data_is_met_by_the_general_suite() {
                 return true;
             };
             let (draw, touched) = (number, *touched);
+            println!("draw {draw} meets: {}", fault.what);
             caught.insert(fault.what, Caught { draw, touched, by });
             false
         });
