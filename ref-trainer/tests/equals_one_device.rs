@@ -1,292 +1,242 @@
 //! The property that this project exists for: whatever the layout, a step is what one device
 //! computes.
 //!
-//! `QUINTET_CASES=N` runs N draws of each property instead of the few that always run.
+//! `QUINTET_CASES=N` runs N draws of each type instead of the few that always run, `QUINTET_SEED=S`
+//! others, `QUINTET_DRAW=N` number N alone.
 
 mod common;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::coverage::Coverage;
-use common::{Draw, cases, cut, draws, runner, samples_of, small_job};
-use proptest::test_runner::{TestCaseError, TestError};
-use quintet_ref_trainer::failure::Failure;
+use common::deal::first_only;
+use common::suite::{self, Held, Outcome};
+use common::{Deal, Draw, cut, samples_of, small_job};
+use quintet_ref_trainer::forecast::samples;
 use quintet_ref_trainer::job::{Dtype, Job};
-use quintet_ref_trainer::record::Step;
-use quintet_ref_trainer::tolerance::{DEVIATIONS, Each, ceiling, derived, in_sums, units};
-use quintet_ref_trainer::verify::{Verdict, distances, evidence, judge, scatter, verify};
+use quintet_ref_trainer::verify::verify;
 
-/// What one draw came to.
-struct Outcome {
-    verdict: Verdict,
-    /// The layout's steps.
-    ours: Vec<Step>,
-    /// The twin's steps.
-    twin: Vec<Step>,
-    /// The oracle's steps.
-    truth: Vec<Step>,
-    /// All that is no matter of rounding holds: copies, bytes sent and held, counts of tokens and of
-    /// choices.
-    exact: bool,
-    /// How far roundings took the oracle.
-    scatter: Each,
+/// Draws that always run: larger worlds are rarer (`genes::meshes`), so that this takes minutes.
+const IN_F64: u32 = 600;
+const IN_F32: u32 = 160;
+const IN_BF16: u32 = 120;
+/// A long run goes on after a failure, up to so many.
+const FAILURES: usize = 8;
+
+/// What a run of draws came to.
+#[derive(Default)]
+struct Tally {
+    coverage: Coverage,
+    held: Vec<(Held, Outcome, Draw)>,
+    /// By ranks: draws and time.
+    time: BTreeMap<usize, (u32, Duration)>,
 }
 
-fn run(draw: &Draw) -> Result<Outcome, Failure> {
-    draw.job.check()?;
-    let evidence = evidence(&draw.job, &draw.samples())?;
-    let verdict = judge(&draw.job, &evidence);
-    let (ours, twin, truth) = (evidence.ours.steps, evidence.twin, evidence.truth);
-    let scatter = evidence.scatter;
-    let counts = ours.iter().zip(&truth).all(|(x, r)| x.count == r.count);
-    let bytes = verdict.bytes_counted == verdict.bytes_predicted;
-    let memory = verdict.memory_differs.is_empty();
-    let copies = verdict.copies_differ.is_empty();
-    let exact = counts && bytes && memory && copies && verdict.routed_equal;
-    Ok(Outcome {
-        scatter,
-        verdict,
-        ours,
-        twin,
-        truth,
-        exact,
-    })
-}
-
-impl Outcome {
-    /// Whether the limit of the norm was felt.
-    fn clipped(&self, draw: &Draw) -> bool {
-        let limit = draw.job.optimizer.clip_grad;
-        limit > 0.0 && self.truth.iter().any(|step| step.norm > limit)
-    }
-}
-
-/// Runs `holds` on draws of `dtype`; the smallest that fails is told with how to run it again.
-fn property(
-    dtype: Dtype,
-    cases: u32,
-    holds: impl Fn(&Draw, &Outcome) -> Result<(), String>,
-) -> Coverage {
-    let coverage = RefCell::new(Coverage::default());
-    let (tried, failed) = (Cell::new(0), Cell::new(false));
-    let result = runner(cases).run(&draws(dtype), |draw| {
-        tried.set(tried.get() + 1);
-        let held = run(&draw).map_err(|e| e.to_string()).and_then(|outcome| {
-            coverage.borrow_mut().add(&draw, outcome.clipped(&draw));
-            holds(&draw, &outcome)
-        });
-        // What follows the first failure is shrinking.
-        if held.is_err() && !failed.replace(true) {
-            println!("failed at draw {}", tried.get());
+/// Runs every draw of a deal; the first that fails is made small, and each is told with how to run
+/// it again.
+fn property(deal: &Deal) -> Tally {
+    let tally = RefCell::new(Tally::default());
+    let mut failures = Vec::new();
+    for number in deal.numbers.clone() {
+        let (first, begun) = (Cell::new(true), Instant::now());
+        let holds = |draw: &Draw| {
+            let told = |e: String| format!("[\"refused\"]: {e}");
+            let outcome = suite::run(draw).map_err(|e| told(e.to_string()));
+            let held = outcome.and_then(|outcome| {
+                let held = suite::holds(draw, &outcome)?;
+                Ok((held, outcome))
+            });
+            // What follows the first is shrinking.
+            let first = first.replace(false);
+            match held {
+                Ok((held, outcome)) if first => {
+                    let mut tally = tally.borrow_mut();
+                    let (count, time) = tally.time.entry(draw.job.layout.world()).or_default();
+                    (*count, *time) = (*count + 1, *time + begun.elapsed());
+                    tally.coverage.add(draw, outcome.clipped(&draw.job));
+                    tally.held.push((held, outcome, draw.clone()));
+                    Ok(())
+                }
+                Ok(_) => Ok(()),
+                Err(why) => {
+                    if first {
+                        println!("draw {number} fails {}", why.lines().next().unwrap_or(""));
+                    }
+                    Err(why)
+                }
+            }
+        };
+        let failed = if failures.is_empty() {
+            deal.check(number, holds)
+        } else {
+            let draw = deal.draw(number);
+            holds(&draw).map_err(|why| (why, Box::new(draw)))
+        };
+        if let Err((why, draw)) = failed {
+            failures.push(told(deal, number, &why, &draw));
         }
-        held.map_err(TestCaseError::fail)
-    });
-    match result {
-        Ok(()) => coverage.into_inner(),
-        Err(TestError::Fail(why, draw)) => panic!("{why}\n{draw}\n{}", draw.replay()),
-        Err(TestError::Abort(why)) => panic!("gave up: {why}"),
+        if failures.len() == if first_only() { 1 } else { FAILURES } {
+            break;
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    tally.into_inner()
+}
+
+/// A failure, and both ways to see it again: as it was drawn, and as small as it could be made.
+fn told(deal: &Deal, number: u32, why: &str, draw: &Draw) -> String {
+    let (seed, dtype) = (deal.seed, deal.dtype.name());
+    let name = format!("failing-draw-{dtype}-{seed}-{number}");
+    let command = draw.replay(&name).unwrap_or_else(|e| e.to_string());
+    format!(
+        "draw {number} in {dtype}, as small as it fails: {why}\n{draw}\n{command}\n\
+         as drawn: QUINTET_SEED={seed} QUINTET_DRAW={number} cargo test -p quintet-ref-trainer \
+         --test equals_one_device in_{dtype} -- --nocapture\n"
+    )
+}
+
+impl Tally {
+    /// How many held so.
+    fn count(&self, how: Held) -> usize {
+        self.held.iter().filter(|(held, ..)| *held == how).count()
+    }
+
+    fn times(&self) -> String {
+        let line = |(world, (count, time)): (&usize, &(u32, Duration))| {
+            format!("{world} ranks: {count} in {:.1} s", time.as_secs_f64())
+        };
+        let lines: Vec<String> = self.time.iter().map(line).collect();
+        lines.join(", ")
     }
 }
 
 /// The largest differences of a run.
 #[derive(Debug, Default)]
+#[allow(dead_code)] // they are printed
 struct Worst {
     loss: f64,
     grad: f64,
     norm: f64,
     param: f64,
+    balance: f64,
 }
 
 impl Worst {
-    fn add(&mut self, v: &Verdict) {
-        self.loss = self.loss.max(v.loss_rel);
-        self.grad = self.grad.max(v.grad_rel_max);
-        self.norm = self.norm.max(v.grad_norm_rel);
-        self.param = self.param.max(v.param_rel_max);
+    fn of(tally: &Tally) -> Self {
+        let within = tally.held.iter().filter(|(held, ..)| *held == Held::Within);
+        within.fold(Self::default(), |worst, (_, outcome, _)| {
+            let v = &outcome.verdict;
+            Self {
+                loss: worst.loss.max(v.loss_rel),
+                grad: worst.grad.max(v.grad_rel_max),
+                norm: worst.norm.max(v.grad_norm_rel),
+                param: worst.param.max(v.param_rel_max),
+                balance: worst.balance.max(v.aux_rel),
+            }
+        })
     }
 }
 
 #[test]
 fn in_f64_every_layout_equals_the_oracle() {
-    let (worst, ill) = (RefCell::new(Worst::default()), RefCell::new(0));
-    let cases = cases(600);
-    let coverage = property(Dtype::F64, cases, |draw, outcome| {
-        let v = &outcome.verdict;
-        if !v.ok {
-            // Now and then rounding alone goes further: descent at a rate of 1 can be chaos, and a
-            // step in which only first positions count gives q and k no gradient but rounding. Such
-            // draws are counted, and held to what roundings do to the oracle.
-            let bound = rounding_bound(draw, outcome)?;
-            let off = largest(v);
-            if !outcome.exact || off > bound {
-                return Err(format!(
-                    "off by {off:.1e}, rounding explains {bound:.1e}\n{v:#?}"
-                ));
-            }
-            *ill.borrow_mut() += 1;
-            return Ok(());
-        }
-        worst.borrow_mut().add(v);
-        bits(draw, v)
-    });
-    let ill = ill.into_inner();
-    println!(
-        "{coverage}worst observed, beside a bound of 1e-9: {:#?}",
-        worst.into_inner()
-    );
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    let tally = property(&deal);
+    println!("{}{}", tally.coverage, tally.times());
+    let worst = Worst::of(&tally);
+    println!("worst observed, beside a bound of 1e-9: {worst:#?}");
+    let (ill, all) = (tally.count(Held::Rounding), tally.held.len());
     println!("{ill} draws in which rounding alone explains more than 1e-9");
-    assert_eq!(coverage.gaps(), Vec::<String>::new());
-    assert!(ill * 50 <= cases, "{ill} of {cases} draws decide little");
-}
-
-/// Stages alone change no bit where no table is shared. (The norm is summed in another order, so
-/// that clipping makes other bits of it.)
-fn bits(draw: &Draw, v: &Verdict) -> Result<(), String> {
-    let (l, bits) = (&draw.job.layout, v.bit_equal);
-    let stages_alone = l.dp == 1 && l.tp == 1 && l.cp == 1 && (l.pp == 1 || !draw.job.model.tied);
-    let clips = draw.job.optimizer.clip_grad > 0.0;
-    if stages_alone && !clips && !(bits.loss && bits.grads && bits.params) {
-        return Err(format!("stages alone must keep the twin's bits: {bits:?}"));
+    assert!(
+        ill * 50 <= all || !deal.fixed,
+        "{ill} of {all} draws decide little"
+    );
+    if deal.fixed {
+        assert_eq!(tally.coverage.gaps(), Vec::<String>::new());
     }
-    Ok(())
-}
-
-/// How far roundings may take a draw from the oracle ([`derived`]).
-fn rounding_bound(draw: &Draw, outcome: &Outcome) -> Result<f64, String> {
-    let scatter = scatter(&draw.job, &draw.samples(), &outcome.truth, &[]);
-    let scatter = scatter.map_err(|e| e.to_string())?;
-    Ok(derived(&draw.job, scatter).largest())
 }
 
 #[test]
 fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
-    narrow(Dtype::F32, cases(200));
+    narrow(&Deal::new(Dtype::F32, IN_F32));
 }
 
 #[test]
 fn in_bf16_every_layout_equals_the_oracle_within_a_derived_bound() {
-    narrow(Dtype::Bf16, cases(200));
+    narrow(&Deal::new(Dtype::Bf16, IN_BF16));
 }
 
-/// What a property in a narrow type has seen.
+/// What a property in a narrow type has seen: by quantity, distance over bound, distance, bound.
 #[derive(Default)]
-struct Seen {
-    /// By quantity: distance over bound, distance, bound.
-    by: BTreeMap<&'static str, Vec<[f64; 3]>>,
-    /// Draws whose gradients may be off by as much as any may.
-    ill: u32,
-    /// Choices of experts that rounding decided, and draws with one.
-    ties: (u64, u32),
-}
+struct Seen(BTreeMap<&'static str, Vec<[f64; 3]>>);
 
 impl Seen {
     fn add(&mut self, what: &'static str, off: f64, bound: f64) {
         if bound > 0.0 {
-            let seen = self.by.entry(what).or_default();
+            let seen = self.0.entry(what).or_default();
             seen.push([off / bound, off, bound]);
         }
     }
 
-    fn verdict(&mut self, v: &Verdict, dtype: Dtype) {
-        self.ill += u32::from(v.bounds.grads >= ceiling(dtype));
-        self.ties.0 += v.ties;
-        self.ties.1 += u32::from(v.ties > 0);
+    fn outcome(&mut self, draw: &Draw, outcome: &Outcome) {
+        let v = &outcome.verdict;
         self.add("loss", v.loss_rel, v.bounds.loss);
         self.add("gradients", v.grad_rel_max, v.bounds.grads);
         self.add("norm", v.grad_norm_rel, v.bounds.norm);
         self.add("parameters", v.param_rel_max, v.bounds.params);
         self.add("losses of balance", v.aux_rel, v.bounds.aux);
+        if let Some((what, off, bound)) = suite::beside_the_twin(&draw.job, outcome) {
+            self.add(what, off, bound);
+        }
     }
 
-    /// Prints each quantity's worst beside its bound, and judges the bounds.
-    fn judge(mut self, cases: u32) {
+    /// Prints each quantity's worst beside its bound; those whose bounds are none.
+    fn told(mut self) -> Vec<&'static str> {
         println!(
             "                        worst   closest to its bound      median of their bounds"
         );
-        for (what, seen) in &mut self.by {
+        let mut loose = Vec::new();
+        for (what, seen) in &mut self.0 {
             seen.sort_by(|a, b| a[0].total_cmp(&b[0]));
             let worst = seen.iter().map(|[_, off, _]| *off).fold(0.0, f64::max);
             let [closest, off, bound] = seen[seen.len() - 1];
             let [median, _, _] = seen[seen.len() / 2];
             println!("{what:<20} {worst:>8.1e}   {off:>8.1e} of {bound:>8.1e}   {median:>8.4}");
-            assert!(
-                closest > 0.01,
-                "{what}: a bound over 100 times the worst observed is no bound"
-            );
-        }
-        let (ties, draws) = self.ties;
-        println!(
-            "{ties} choices of experts in {draws} draws were ties, and made as the layout made them"
-        );
-        println!("{} draws may be off by as much as any may", self.ill);
-        let ill = self.ill;
-        assert!(ill * 20 <= cases, "{ill} of {cases} draws decide little");
-    }
-}
-
-/// Every layout within the bounds that are derived for its draw; in bf16 also as near to the twin as
-/// sums in f32 are.
-fn narrow(dtype: Dtype, cases: u32) {
-    let seen = RefCell::new(Seen::default());
-    let coverage = property(dtype, cases, |draw, outcome| {
-        let v = &outcome.verdict;
-        if !v.ok {
-            return Err(format!("{v:#?}"));
-        }
-        let mut seen = seen.borrow_mut();
-        seen.verdict(v, dtype);
-        if let Some((what, share)) = share_of_the_twin(&draw.job) {
-            let bound = share * outcome.scatter.grads;
-            let off = from_the_twin(&draw.job, outcome);
-            if off > bound {
-                return Err(format!(
-                    "{what}: {off:.1e} from the twin, sums in f32 explain {bound:.1e}\n{v:#?}"
-                ));
+            if closest <= 0.01 {
+                loose.push(*what);
             }
-            seen.add(what, off, bound);
         }
-        Ok(())
-    });
-    println!("{coverage}");
-    seen.into_inner().judge(cases);
-}
-
-/// How far the first gradients of a layout in bf16 may be from the twin's, as a share of how far one
-/// rounding in bf16 takes the oracle; none where values are rounded that the twin does not have (parts
-/// of sums over tp).
-///
-/// Nothing on the way of a token differs from the twin where it stays on one rank: what differs are
-/// sums of gradients, which are taken in f32, so that their roundings are smaller by the quotient of
-/// the units. Over cp the sums of attention differ in f32 too, and now and then a value falls to the
-/// other side of a rounding in bf16: with a probability p of one f32 rounding over one in bf16, and then
-/// by 2 units instead of the unit / sqrt(3) of a random rounding.
-fn share_of_the_twin(job: &Job) -> Option<(&'static str, f64)> {
-    let (l, (unit, wide)) = (&job.layout, units(Dtype::Bf16));
-    if job.dtype != Dtype::Bf16 || l.tp > 1 || l.etp > 1 {
-        return None;
+        loose
     }
-    let share = in_sums(job) * wide / unit;
-    Some(if l.cp == 1 {
-        ("twin, whole tokens", DEVIATIONS * share)
-    } else {
-        ("twin, over cp", DEVIATIONS * (12.0 * share).sqrt())
-    })
 }
 
-/// How far the gradients of the first step are from the twin's.
-fn from_the_twin(job: &Job, outcome: &Outcome) -> f64 {
-    let (ours, twin) = (&outcome.ours[..1], &outcome.twin[..1]);
-    distances(job, ours, twin).0.grads
-}
-
-/// The largest difference of a verdict.
-fn largest(v: &Verdict) -> f64 {
-    v.loss_rel
-        .max(v.grad_rel_max)
-        .max(v.grad_norm_rel)
-        .max(v.param_rel_max)
-        .max(v.aux_rel)
+/// Every layout within the bounds that are derived for its draw.
+fn narrow(deal: &Deal) {
+    let tally = property(deal);
+    println!("{}{}", tally.coverage, tally.times());
+    let (mut seen, mut ties) = (Seen::default(), (0, 0));
+    for (_, outcome, draw) in tally.held.iter().filter(|(h, ..)| *h == Held::Within) {
+        let v = &outcome.verdict;
+        ties = (ties.0 + v.ties, ties.1 + u32::from(v.ties > 0));
+        seen.outcome(draw, outcome);
+    }
+    let (ill, all) = (tally.count(Held::Undecided), tally.held.len());
+    println!(
+        "{} choices of experts in {} draws were ties, and made as the layout made them",
+        ties.0, ties.1
+    );
+    println!("{ill} draws may be off by as much as any may");
+    let loose = seen.told();
+    if deal.fixed {
+        assert_eq!(
+            loose,
+            Vec::<&str>::new(),
+            "a bound over 100 times the worst observed is no bound"
+        );
+        assert!(ill * 20 <= all, "{ill} of {all} draws decide little");
+    }
 }
 
 /// With one key to attend to, the gradients of q and k are zero in mathematics, and what is left of
@@ -300,5 +250,43 @@ fn what_cancels_is_no_mismatch() {
             let verdict = verify(&job, &samples_of(&job)).expect("a proof");
             assert!(verdict.ok, "{mesh:?} {verdict:#?}");
         }
+    }
+}
+
+/// What `quintet verify` is given to run a draw again is that draw: the same job, the same samples.
+#[test]
+fn a_replay_is_the_draw() {
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("replays");
+    for number in deal.numbers.clone() {
+        let draw = deal.draw(number);
+        let told = Job::read(&draw.write(&folder).expect("a file")).expect("a job");
+        told.check().expect("what verify accepts");
+        let (there, here) = (samples(&told).expect("samples"), draw.samples());
+        for step in 1..=draw.job.steps {
+            let all = draw.job.batch.global_batch;
+            assert_eq!(there.batch(step, all), here.batch(step, all), "{number}");
+        }
+        let data = draw.job.data.clone();
+        assert_eq!(Job { data, ..told }, draw.job, "{number}");
+    }
+}
+
+/// And the command says what the suite found, to the last digit.
+#[test]
+fn the_command_finds_what_the_suite_finds() {
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    for number in deal.numbers.clone().take(6) {
+        let draw = deal.draw(number);
+        let command = draw.replay(&format!("replay-{number}")).expect("a file");
+        let words = command.split(' ').skip(1).chain(["--json"]);
+        let run = Command::new(env!("CARGO_BIN_EXE_quintet"))
+            .args(words)
+            .output()
+            .expect("the program");
+        let found = suite::run(&draw).expect("a run").verdict;
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert_eq!(said, found.json().expect("a text"), "draw {number}");
+        assert_eq!(run.status.code(), Some(if found.ok { 0 } else { 4 }));
     }
 }
