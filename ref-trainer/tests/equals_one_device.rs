@@ -77,8 +77,10 @@ fn property(
             holds(&draw, &outcome)
         });
         // What follows the first failure is shrinking.
-        if held.is_err() && !failed.replace(true) {
-            println!("failed at draw {}", tried.get());
+        if let Err(why) = &held
+            && !failed.replace(true)
+        {
+            println!("failed at draw {}\n{draw}\n{why}", tried.get());
         }
         held.map_err(TestCaseError::fail)
     });
@@ -188,8 +190,7 @@ impl Seen {
         }
     }
 
-    fn verdict(&mut self, v: &Verdict, dtype: Dtype) {
-        self.ill += u32::from(v.bounds.grads >= ceiling(dtype));
+    fn verdict(&mut self, v: &Verdict) {
         self.ties.0 += v.ties;
         self.ties.1 += u32::from(v.ties > 0);
         self.add("loss", v.loss_rel, v.bounds.loss);
@@ -231,11 +232,17 @@ fn narrow(dtype: Dtype, cases: u32) {
     let seen = RefCell::new(Seen::default());
     let coverage = property(dtype, cases, |draw, outcome| {
         let v = &outcome.verdict;
+        let mut seen = seen.borrow_mut();
+        if v.bounds.grads >= ceiling(dtype) {
+            // Descent that is chaos: rounding may have led anywhere. Copies and memory still hold.
+            seen.ill += 1;
+            let sound = v.copies_differ.is_empty() && v.memory_differs.is_empty();
+            return sound.then_some(()).ok_or(format!("{v:#?}"));
+        }
         if !v.ok {
             return Err(format!("{v:#?}"));
         }
-        let mut seen = seen.borrow_mut();
-        seen.verdict(v, dtype);
+        seen.verdict(v);
         if let Some((what, share)) = share_of_the_twin(&draw.job) {
             let bound = share * outcome.scatter.grads;
             let off = from_the_twin(&draw.job, outcome);
