@@ -397,7 +397,16 @@ pub fn scatter(
             optimizer.step(job, samples, step, &mut params)
         };
         let steps: Vec<Step> = (1..=job.steps).map(step).collect::<Result<_, _>>()?;
-        most = most.max(distances(job, &steps, truth).0);
+        // A norm moves by no more than the gradients together; by how much less is a matter of luck.
+        let norm = steps.iter().zip(truth).map(|(x, r)| {
+            let least = floor(job.dtype) * balance(job);
+            apart(&x.grads, &r.grads) / if r.norm < least { least } else { r.norm }
+        });
+        let moved = distances(job, &steps, truth).0;
+        most = most.max(Each {
+            norm: norm.filter(|x| !x.is_nan()).fold(0.0, f64::max),
+            ..moved
+        });
     }
     Ok(most)
 }
@@ -407,8 +416,7 @@ pub fn scatter(
 pub fn distances(job: &Job, steps: &[Step], truth: &[Step]) -> (Each, Difference) {
     let (mut most, mut worst) = (Each::default(), Difference::default());
     let floor = floor(job.dtype);
-    // Where no token counts and routing is even, gradients are what is left of this.
-    let balance = job.model.moe.map_or(0.0, |moe| moe.aux_loss);
+    let balance = balance(job);
     for (x, r) in steps.iter().zip(truth) {
         // A loss is a difference of logits; that of what is known by heart is all rounding.
         let least = if r.count > 0.0 { floor } else { 0.0 };
@@ -426,6 +434,20 @@ pub fn distances(job: &Job, steps: &[Step], truth: &[Step]) -> (Each, Difference
         }
     }
     (most, worst)
+}
+
+/// Where no token counts and routing is even, gradients are what is left of this.
+fn balance(job: &Job) -> f64 {
+    job.model.moe.map_or(0.0, |moe| moe.aux_loss)
+}
+
+/// Root of the squares of all differences.
+fn apart(x: &Tensors, r: &Tensors) -> f64 {
+    let squares = x.iter().filter_map(|(name, x)| {
+        let pairs = x.iter().zip(r.get(name)?);
+        Some(pairs.map(|(x, r)| (x - r) * (x - r)).sum::<f64>())
+    });
+    squares.sum::<f64>().sqrt()
 }
 
 /// The oracle's optimizer, as the job asks for it.

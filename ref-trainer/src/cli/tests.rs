@@ -234,6 +234,7 @@ fn each_flag_reaches_the_job() {
         }),
         ("--data embedded", |_| {}),
         ("--dtype f64", |j| j.dtype = Dtype::F64),
+        ("--dtype bf16", |j| j.dtype = Dtype::Bf16),
         ("--device cpu --launch threads --transport local", |_| {}),
         ("--threads-per-rank 3", |j| j.threads_per_rank = 3),
         ("--save a --save-interval 10", |j| {
