@@ -15,7 +15,6 @@ pub mod flops;
 pub mod links;
 pub mod memory;
 pub mod model;
-pub mod recompute;
 pub mod search;
 pub mod shape;
 pub mod states;

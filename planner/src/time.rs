@@ -289,7 +289,7 @@ impl Clock<'_> {
         if layout.cp_comm == CpComm::Ring {
             // A hop travels while the block before it is attended to.
             layer.cp[0] += (rings[0] - attention).max(0.0);
-            layer.cp[1] += (rings[1] - 2.5 * attention).max(0.0);
+            layer.cp[1] += (rings[1] - (2.5 + again[1]) * attention).max(0.0);
         }
         layer
     }

@@ -2,15 +2,17 @@
 
 use alloc::vec::Vec;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
 
 use super::parts::{Parts, Places};
 use super::pipeline::Stage;
 use super::{ByKind, Counts};
-use crate::Layout;
-use crate::memory::Bytes;
+use crate::memory::{self, Bytes};
+use crate::shape::Shape;
 use crate::traffic::WireTypes;
+use crate::{Batch, Layout};
 
 /// Bytes by category, each at its highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -191,4 +193,59 @@ pub(crate) fn activations(stage: &Stage, units: &ByKind<Bytes>, message: u64) ->
     let passing = passing.map(|(_, unit)| unit.passing).max().unwrap_or(0);
     let messages = stage.neighbours * (IN_FLIGHT as u64 + 1) * message;
     (most_saved, most - most_saved + passing + messages)
+}
+
+/// What the first rank of each of these stages holds.
+#[must_use]
+pub fn on_stages(
+    shape: &Shape,
+    layout: &Layout,
+    batch: &Batch,
+    (types, moments): (WireTypes, usize),
+    stages: &[Stage],
+) -> Vec<Held> {
+    let microbatches = batch.microbatches() / layout.dp.max(1);
+    let parts = super::parts::by_kind(shape, layout);
+    let zero = layout.zero_stage;
+    let states = States::new(&parts, Places::of(layout), zero, types, moments);
+    let units = units(shape, layout, batch, types);
+    let message = memory::message(&shape.config, layout, batch, types);
+    let of = |stage: &Stage| {
+        let (activations, buffers) = activations(stage, &units, message);
+        Held {
+            activations,
+            buffers,
+            ..states.on(stage, layout, microbatches)
+        }
+    };
+    stages.iter().map(of).collect()
+}
+
+/// A microbatch's bytes in each kind of layer. Latent attention saves, beside attention of as many
+/// full heads, the narrow forms before and after their norms, and the statistics of these.
+#[must_use]
+pub(crate) fn units(
+    shape: &Shape,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> ByKind<Bytes> {
+    let mut units = memory::by_kind(&shape.config, layout, batch, types);
+    let Some(latent) = shape.latent else {
+        return units;
+    };
+    let t = (batch.micro_batch * batch.seq / layout.cp) as u64;
+    let (e, a) = (
+        types.storage.bytes() as u64,
+        types.accumulation.bytes() as u64,
+    );
+    let ranks = (latent.q_rank.unwrap_or(0) + latent.kv_rank) as u64;
+    let more = e * t * (2 * ranks + latent.rope_dim as u64) + 2 * a * t;
+    for block in [&mut units.dense, &mut units.moe] {
+        match layout.recompute {
+            Recompute::Full => (block.kept, block.again) = (block.kept + more, block.again + more),
+            Recompute::None | Recompute::Selective => block.saved += more,
+        }
+    }
+    units
 }

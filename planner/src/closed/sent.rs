@@ -9,10 +9,13 @@
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::chunk_len;
+use quintet_parallel_layers::Recompute;
 
 use super::ByKind;
-use super::parts::{Parts, Places};
+use super::parts::{self, Parts, Places};
+use super::pipeline::Stage;
 use crate::config::MoeConfig;
+use crate::memory::message;
 use crate::shape::Shape;
 use crate::traffic::WireTypes;
 use crate::{Batch, CpComm, Layout};
@@ -174,12 +177,73 @@ pub fn by_kind(
     }
     layer.regions(1, 0, &mut head);
     layer.loss(&mut head);
+    if layout.recompute == Recompute::Full {
+        again(&mut dense);
+        again(&mut moe);
+    }
     ByKind {
         embed,
         dense,
         moe,
         head,
     }
+}
+
+/// What forward sends is sent again by the forward that backward runs.
+fn again(flows: &mut Vec<Flow>) {
+    let forward: Vec<Flow> = flows
+        .iter()
+        .filter(|f| f.when == When::Forward)
+        .copied()
+        .collect();
+    flows.extend(forward.into_iter().map(|flow| Flow {
+        when: When::Backward,
+        ..flow
+    }));
+}
+
+/// Everything that the first rank of a stage sends in a step, but for the few numbers that all ranks
+/// sum: the token count, the norm, the loss, and what experts say of their load.
+#[must_use]
+pub fn step(
+    shape: &Shape,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+    stage: &Stage,
+) -> Vec<Flow> {
+    let microbatches = (batch.microbatches() / layout.dp.max(1)) as u64;
+    let (flows, parts) = (
+        by_kind(shape, layout, batch, types),
+        parts::by_kind(shape, layout),
+    );
+    let mut all = Vec::new();
+    let counts = stage.layers.each().into_iter();
+    for ((&count, flows), parts) in counts.zip(flows.each()).zip(parts.each()) {
+        let layers = flows.iter().map(|flow| Flow {
+            times: flow.times * count * microbatches,
+            ..*flow
+        });
+        all.extend(layers.filter(|flow| flow.times > 0));
+        let states = states(parts, layout, shape, types, microbatches);
+        let states = states.into_iter().map(|flow| Flow {
+            times: flow.times * count,
+            ..flow
+        });
+        all.extend(states.filter(|flow| flow.times > 0));
+    }
+    let bytes = message(&shape.config, layout, batch, types);
+    let half = stage.elsewhere * microbatches;
+    if half > 0 && bytes > 0 {
+        all.push(Flow {
+            group: Group::Pp,
+            collective: Collective::Send,
+            when: When::Forward,
+            bytes,
+            times: half,
+        });
+    }
+    all
 }
 
 struct Layer<'a> {

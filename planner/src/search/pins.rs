@@ -1,6 +1,6 @@
 //! What somebody has already decided.
 
-use crate::recompute::Recompute;
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use crate::CpComm;

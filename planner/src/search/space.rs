@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::recompute::Recompute;
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use super::{Pins, Request};

@@ -11,16 +11,15 @@ use quintet_parallel_layers::pipeline::ScheduleKind;
 use super::reject::Rules;
 use super::{Candidate, Found, Job, Pins, Request, Tightest, flops, space};
 use crate::closed::ByKind;
-use crate::closed::held::{Held, States, activations};
+use crate::closed::held::{Held, States, activations, units};
 use crate::closed::parts::{self, Parts, Places};
 use crate::closed::pipeline::{Stage, fullest, stages};
 use crate::closed::sent::{self, Collective, Group};
 use crate::links::{Lies, seconds};
 use crate::memory::{self, Bytes};
-use crate::recompute::Recompute;
-use crate::shape::Shape;
 use crate::time::{Clock, LayerSeconds, StateSeconds, Timed, step, updated, work};
 use crate::{Batch, Invalid, Layout, validate};
+use quintet_parallel_layers::Recompute;
 
 pub(super) struct Walk<'a> {
     request: &'a Request,
@@ -205,8 +204,11 @@ impl<'a> Walk<'a> {
             };
             let mut fits = false;
             for recompute in space::recomputes(&request.pins) {
-                let mesh = Layout { ..mesh.clone() };
-                let micro = self.micro(&mesh, &batch, recompute);
+                let mesh = Layout {
+                    recompute,
+                    ..mesh.clone()
+                };
+                let micro = self.micro(&mesh, &batch);
                 for &(schedule, virtual_stages) in &schedules {
                     let layout = Layout {
                         schedule,
@@ -225,14 +227,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn micro(&mut self, layout: &Layout, batch: &Batch, recompute: Recompute) -> Micro {
+    fn micro(&mut self, layout: &Layout, batch: &Batch) -> Micro {
         let (shape, types) = (&self.request.shape, self.request.job.types);
         let width = types.storage.bytes();
-        let mut units = memory::by_kind(&shape.config, layout, batch, types);
-        latent(shape, layout, batch, types, &mut units);
+        let units = units(shape, layout, batch, types);
         let flows = sent::by_kind(shape, layout, batch, types);
         let works = work(shape, layout, batch, width);
-        let again = match recompute {
+        let again = match layout.recompute {
             Recompute::None => [0.0; 3],
             // What is cheap passes through memory once.
             Recompute::Selective => [0.0, 0.0, 0.5],
@@ -243,15 +244,8 @@ impl<'a> Walk<'a> {
         let lie = self.lies.of(place, self.clock.cluster);
         let mut layer = |work, flows: &[_], block: bool| {
             let again = if block { again } else { [0.0; 3] };
-            let mut layer = self
-                .clock
-                .layer(&mut self.lies, (shape, layout), work, flows, again);
-            if block && recompute == Recompute::Full {
-                layer.tp[1] += layer.tp[0];
-                layer.cp[1] += layer.cp[0];
-                layer.ep[1] += layer.ep[0];
-            }
-            layer
+            self.clock
+                .layer(&mut self.lies, (shape, layout), work, flows, again)
         };
         Micro {
             layers: ByKind {
@@ -416,28 +410,4 @@ fn key(layout: &Layout, microbatches: usize) -> (usize, usize, usize, usize) {
         ScheduleKind::DualPipeV => (4, microbatches.min(4 * p)),
     };
     (kind, p, v, held)
-}
-
-/// What latent attention saves beside attention of as many full heads: the narrow forms, before and
-/// after their norms, and the statistics of these.
-fn latent(
-    shape: &Shape,
-    layout: &Layout,
-    batch: &Batch,
-    types: crate::traffic::WireTypes,
-    units: &mut ByKind<Bytes>,
-) {
-    let Some(latent) = shape.latent else {
-        return;
-    };
-    let t = (batch.micro_batch * batch.seq / layout.cp) as u64;
-    let (e, a) = (
-        types.storage.bytes() as u64,
-        types.accumulation.bytes() as u64,
-    );
-    let q = latent.q_rank.unwrap_or(0) as u64;
-    let kv = latent.kv_rank as u64;
-    let more = e * t * (2 * q + 2 * kv + latent.rope_dim as u64) + 2 * a * t;
-    units.dense.saved += more;
-    units.moe.saved += more;
 }
