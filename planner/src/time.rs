@@ -53,10 +53,10 @@ impl Efficiency {
 impl Default for Efficiency {
     fn default() -> Self {
         Self {
-            gemm: 0.72,
+            gemm: 0.62,
             half_width: 128.0,
-            attention: 0.45,
-            memory: 0.75,
+            attention: 0.35,
+            memory: 0.6,
             link: 0.75,
             hidden: 0.8,
         }
@@ -412,7 +412,7 @@ pub fn step(clock: &Clock<'_>, layout: &Layout, timed: &Timed<'_>) -> StepTime {
         ep: m * (ep + ep_back),
         pp: ramp + steady,
         dp,
-        bubble: idle(layout, one),
+        bubble: idle(layout, one, count.all() / layout.chunks().max(1) as u64),
         optimizer: clock.update(timed.updated),
     }
 }

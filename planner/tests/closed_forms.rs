@@ -139,7 +139,11 @@ fn exact(case: &Case) -> Vec<Held> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig {
+        cases: 160,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// The first rank of every stage, category by category; and the fullest rank of all is the first
     /// of one of the stages that the search looks at.

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! schedule       held on stage s of p, m microbatches      idle beside m w, w = F + Bi + Bw
-//! gpipe          m                                         (p - 1) w
-//! 1f1b           min(m, p - s)                             (p - 1) w
-//! interleaved    played                                    (p - 1) w / v
+//! gpipe          m                                         (p - 1) (F + Bi + Bw (S - 1) / S)
+//! 1f1b           min(m, p - s)                             the same
+//! interleaved    played                                    the same / v
 //! zb-h1          played (p)                                (p - 1) (F + Bi - Bw), and no less than
 //!                                                          (p - 1) F
 //! dualpipe-v     played (p + 1 of twice as many halves)    (p - 1) (F + Bi - Bw) / 2, and no less
 //!                                                          than (p - 1) F / 2
 //! ```
 //!
+//! where a stage's chunk has S layers, and its gradient leaves before the last one's weights.
 //! What is played is the order of the first few microbatches: after them it repeats itself.
 
 use alloc::vec::Vec;
@@ -238,15 +239,76 @@ impl StageSeconds {
     }
 }
 
-/// Seconds that a pipeline of equal stages idles in a step, beside what its microbatches take.
+/// Seconds that a pipeline of equal stages idles in a step, beside what its microbatches take; each
+/// chunk has `segments` layers.
 #[must_use]
-pub fn idle(layout: &Layout, time: StageSeconds) -> f64 {
+pub fn idle(layout: &Layout, time: StageSeconds, segments: u64) -> f64 {
     let ramp = layout.pp.saturating_sub(1) as f64;
+    let last = time.weight / segments.max(1) as f64;
     let split = (time.forward + time.input - time.weight).max(time.forward);
     ramp * match layout.schedule {
-        ScheduleKind::GPipe | ScheduleKind::OneFOneB => time.all(),
-        ScheduleKind::Interleaved => time.all() / layout.chunks().max(1) as f64,
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB => time.all() - last,
+        ScheduleKind::Interleaved => (time.all() - last) / layout.chunks().max(1) as f64,
         ScheduleKind::ZbH1 => split,
         ScheduleKind::DualPipeV => split / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+
+    /// Against schedules played with equal stages: those of one piece to the last digit, the others
+    /// within a tenth of the idle time or of one stage's microbatch.
+    #[test]
+    fn idle_time_is_what_a_played_schedule_idles() {
+        for kind in ScheduleKind::ALL {
+            for (p, m) in [(2, 8), (4, 16), (8, 16), (8, 64), (6, 24)] {
+                for (forward, input, weight) in [(1.0, 1.0, 1.0), (1.0, 1.4, 0.9), (1.0, 1.2, 1.0)]
+                {
+                    let layout = Layout {
+                        pp: p,
+                        schedule: kind,
+                        virtual_stages: if kind == ScheduleKind::Interleaved {
+                            3
+                        } else {
+                            1
+                        },
+                        ..Layout::single()
+                    };
+                    let v = layout.chunks();
+                    let segments = 4;
+                    let schedule =
+                        Schedule::new(kind, p, m, &alloc::vec![segments; p * v]).unwrap();
+                    let one = StageTime {
+                        forward: forward / v as f64,
+                        backward_input: input / v as f64,
+                        backward_weight: weight / v as f64,
+                    };
+                    let played = simulate(&schedule, &Durations::equal(p * v, one, 0.0)).unwrap();
+                    let ends = played.stages.iter().filter_map(|s| s.last()).map(|s| s.end);
+                    let makespan = ends.fold(0.0, f64::max);
+                    let time = StageSeconds {
+                        forward,
+                        input,
+                        weight,
+                    };
+                    let idled = makespan - m as f64 * time.all();
+                    let ours = idle(&layout, time, segments as u64);
+                    let off = (ours - idled).abs();
+                    let plain = matches!(kind, ScheduleKind::GPipe | ScheduleKind::OneFOneB);
+                    let bound = if plain {
+                        1e-9
+                    } else {
+                        (0.1 * idled).max(0.5 * time.all())
+                    };
+                    assert!(
+                        off <= bound,
+                        "{kind} p {p} m {m} {time:?}: {ours} for {idled}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -9,6 +9,8 @@
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::chunk_len;
+use quintet_collectives::plan::{CollectiveShape, bytes_sent};
+use quintet_collectives::{DType, Order};
 use quintet_parallel_layers::Recompute;
 
 use super::ByKind;
@@ -139,16 +141,34 @@ pub struct Flow {
     pub times: u64,
 }
 
-/// Bytes of a flow that gathers, scatters or sums `len` elements over `n` ranks, from the first.
-fn moved(collective: Collective, len: u64, n: u64, bytes: usize) -> u64 {
-    let first = len.div_ceil(n.max(1));
-    let others = n.saturating_sub(1);
-    let elements = match collective {
-        Collective::AllGather => others * first,
-        Collective::ReduceScatter => len - first,
-        _ => others * first + len - first,
-    };
-    elements * bytes as u64
+/// How bytes of a sum of few elements are counted: it moves more than it must, to come round sooner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums {
+    /// As its plan says.
+    Planned,
+    /// The least that would do: for a search, which asks a million times.
+    Least,
+}
+
+impl Sums {
+    /// Bytes that the first of `n` ranks sends to gather, scatter or sum `len` elements.
+    fn moved(self, collective: Collective, len: u64, n: u64, dtype: DType) -> u64 {
+        if n < 2 || len == 0 {
+            return 0;
+        }
+        let first = len.div_ceil(n);
+        let elements = match collective {
+            Collective::AllGather => (n - 1) * first,
+            Collective::ReduceScatter => len - first,
+            _ => (n - 1) * first + len - first,
+        };
+        let least = elements * dtype.bytes() as u64;
+        if self == Self::Least || collective != Collective::AllReduce {
+            return least;
+        }
+        let shape = CollectiveShape::AllReduce { len: len as usize };
+        bytes_sent(&shape, 0, n as usize, dtype, Order::Rank).unwrap_or(least)
+    }
 }
 
 /// What a layer of each kind sends for one microbatch.
@@ -158,11 +178,13 @@ pub fn by_kind(
     layout: &Layout,
     batch: &Batch,
     types: WireTypes,
+    sums: Sums,
 ) -> ByKind<Vec<Flow>> {
     let layer = Layer {
         shape,
         layout,
         types,
+        sums,
         tokens: (batch.micro_batch * batch.seq / layout.cp) as u64,
     };
     let (mut embed, mut dense, mut moe, mut head) = Default::default();
@@ -214,7 +236,7 @@ pub fn step(
 ) -> Vec<Flow> {
     let microbatches = (batch.microbatches() / layout.dp.max(1)) as u64;
     let (flows, parts) = (
-        by_kind(shape, layout, batch, types),
+        by_kind(shape, layout, batch, types, Sums::Planned),
         parts::by_kind(shape, layout),
     );
     let mut all = Vec::new();
@@ -225,6 +247,7 @@ pub fn step(
             ..*flow
         });
         all.extend(layers.filter(|flow| flow.times > 0));
+        let types = (types, Sums::Planned);
         let states = states(parts, layout, shape, types, microbatches);
         let states = states.into_iter().map(|flow| Flow {
             times: flow.times * count,
@@ -250,6 +273,7 @@ struct Layer<'a> {
     shape: &'a Shape,
     layout: &'a Layout,
     types: WireTypes,
+    sums: Sums,
     /// Tokens of a microbatch that are here.
     tokens: u64,
 }
@@ -292,7 +316,8 @@ impl Layer<'_> {
                 self.push(flows, (Group::Tp, ReduceScatter, when), scatter, scatters);
             }
         } else {
-            let bytes = moved(AllReduce, self.tokens * h, n, width as usize);
+            let storage = self.types.storage;
+            let bytes = self.sums.moved(AllReduce, self.tokens * h, n, storage);
             self.push(flows, (Group::Tp, AllReduce, When::Forward), bytes, leaves);
             self.push(flows, (Group::Tp, AllReduce, When::Backward), bytes, enters);
         }
@@ -304,9 +329,10 @@ impl Layer<'_> {
         if n == 1 {
             return;
         }
-        let width = self.types.accumulation.bytes();
+        let width = self.types.accumulation;
         for per_token in [1, 2] {
-            let bytes = moved(Collective::AllReduce, per_token * self.tokens, n, width);
+            let len = per_token * self.tokens;
+            let bytes = self.sums.moved(Collective::AllReduce, len, n, width);
             let which = (Group::Tp, Collective::AllReduce, When::Forward);
             self.push(flows, which, bytes, 1);
         }
@@ -395,12 +421,13 @@ pub fn states(
     parts: &Parts,
     layout: &Layout,
     shape: &Shape,
-    types: WireTypes,
+    (types, sums): (WireTypes, Sums),
     microbatches: u64,
 ) -> Vec<Flow> {
+    let moved = |what, len, n, dtype| sums.moved(what, len, n, dtype);
     use Collective::{AllGather, AllReduce, ReduceScatter};
     let (places, zero) = (Places::of(layout), layout.zero_stage);
-    let (acc, storage) = (types.accumulation.bytes(), types.storage.bytes());
+    let (acc, storage) = (types.accumulation, types.storage);
     let mut flows = Vec::new();
     let mut push = |group, collective, when, bytes: u64, times: u64| {
         if bytes > 0 && times > 0 {

@@ -29,18 +29,31 @@ pub struct Tightest {
     pub held: Held,
 }
 
+/// The rule that only figures judge.
+const OVER: &str = "over memory";
+
 /// Rules as they are broken.
 #[derive(Debug, Default)]
 pub(super) struct Rules(BTreeMap<String, (u64, String)>);
 
 impl Rules {
     pub(super) fn broken(&mut self, invalid: &Invalid) {
-        self.counted(rule(&invalid.0), 1, || invalid.0.clone());
+        self.counted(invalid, 1);
     }
 
-    pub(super) fn counted(&mut self, rule: String, count: u64, example: impl FnOnce() -> String) {
-        let entry = self.0.entry(rule).or_insert_with(|| (0, example()));
-        entry.0 += count;
+    /// The same sentence, so many times.
+    pub(super) fn counted(&mut self, invalid: &Invalid, count: u64) {
+        let entry = self.0.entry(rule(&invalid.0));
+        entry.or_insert_with(|| (0, invalid.0.clone())).0 += count;
+    }
+
+    pub(super) fn over_memory(&mut self, count: u64, example: impl FnOnce() -> String) {
+        match self.0.get_mut(OVER) {
+            Some(entry) => entry.0 += count,
+            None => {
+                self.0.insert(String::from(OVER), (count, example()));
+            }
+        }
     }
 
     pub(super) fn sorted(self) -> Vec<Rejected> {

@@ -3,7 +3,6 @@
 
 use alloc::collections::BTreeMap;
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_parallel_layers::pipeline::ScheduleKind;
@@ -14,7 +13,7 @@ use crate::closed::ByKind;
 use crate::closed::held::{Held, States, activations, units};
 use crate::closed::parts::{self, Parts, Places};
 use crate::closed::pipeline::{Stage, fullest, stages};
-use crate::closed::sent::{self, Collective, Group};
+use crate::closed::sent::{self, Collective, Group, Sums};
 use crate::links::{Lies, seconds};
 use crate::memory::{self, Bytes};
 use crate::time::{Clock, LayerSeconds, StateSeconds, Timed, step, updated, work};
@@ -27,6 +26,8 @@ pub(super) struct Walk<'a> {
     lies: Lies,
     pipelines: BTreeMap<(usize, usize, usize, usize), Vec<Stage>>,
     rules: Rules,
+    /// Schedules that cannot run so many microbatches: how often, and the first.
+    stuck: BTreeMap<(u8, usize, usize), (u64, Layout, Batch)>,
     found: Found,
 }
 
@@ -59,6 +60,7 @@ impl<'a> Walk<'a> {
             lies: Lies::default(),
             pipelines: BTreeMap::new(),
             rules: Rules::default(),
+            stuck: BTreeMap::new(),
             found: Found {
                 best: Vec::new(),
                 considered: 0,
@@ -79,6 +81,12 @@ impl<'a> Walk<'a> {
                 break;
             }
             self.mesh(mesh);
+        }
+        for (count, layout, batch) in core::mem::take(&mut self.stuck).into_values() {
+            if let Err(invalid) = validate(self.config(), &layout, &batch) {
+                self.found.considered += count;
+                self.rules.counted(&invalid, count);
+            }
         }
         self.found.best.truncate(self.request.keep);
         self.found.rejected = self.rules.sorted();
@@ -169,7 +177,7 @@ impl<'a> Walk<'a> {
                 ..mesh.clone()
             };
             let seconds = |walk: &mut Self, parts: &Parts| {
-                let flows = sent::states(parts, &layout, &request.shape, types, 1);
+                let flows = sent::states(parts, &layout, &request.shape, (types, Sums::Least), 1);
                 walk.clock
                     .states(&mut walk.lies, (&request.shape, &layout), &flows)
             };
@@ -192,7 +200,21 @@ impl<'a> Walk<'a> {
         let request = self.request;
         let job = &request.job;
         let each = job.global_batch / mesh.dp;
-        let schedules = space::schedules(mesh.pp, self.config().layers, &request.pins);
+        let mut schedules = space::schedules(mesh.pp, self.config().layers, &request.pins);
+        let smallest = Batch {
+            seq: job.seq,
+            micro_batch: 1,
+            global_batch: job.global_batch,
+        };
+        // What cannot run microbatches of one sequence cannot run longer ones.
+        schedules.retain(|&(schedule, virtual_stages)| {
+            let layout = Layout {
+                schedule,
+                virtual_stages,
+                ..mesh.clone()
+            };
+            self.can_be(&layout, &smallest)
+        });
         for micro_batch in space::divisors(each) {
             if !Pins::free(request.pins.micro_batch, micro_batch) {
                 continue;
@@ -215,9 +237,17 @@ impl<'a> Walk<'a> {
                         virtual_stages,
                         ..mesh.clone()
                     };
-                    if self.can_be(&layout, &batch) {
-                        fits |= self.pipeline(layout, batch, &micro, sharded, best);
-                    }
+                    let (m, p) = (each / micro_batch, mesh.pp);
+                    let kind = match schedule {
+                        ScheduleKind::Interleaved if !m.is_multiple_of(p) => 0,
+                        ScheduleKind::DualPipeV if m < 2 * p => 1,
+                        _ => {
+                            fits |= self.pipeline(layout, batch, &micro, sharded, best);
+                            continue;
+                        }
+                    };
+                    let stuck = self.stuck.entry((kind, p, m));
+                    stuck.or_insert((0, layout, batch)).0 += 1;
                 }
             }
             // A longer microbatch holds more of everything.
@@ -231,7 +261,7 @@ impl<'a> Walk<'a> {
         let (shape, types) = (&self.request.shape, self.request.job.types);
         let width = types.storage.bytes();
         let units = units(shape, layout, batch, types);
-        let flows = sent::by_kind(shape, layout, batch, types);
+        let flows = sent::by_kind(shape, layout, batch, types, Sums::Least);
         let works = work(shape, layout, batch, width);
         let again = match layout.recompute {
             Recompute::None => [0.0; 3],
@@ -339,7 +369,7 @@ impl<'a> Walk<'a> {
         if over > 0 {
             let (need, name) = (self.found.tightest.as_ref(), &self.request.cluster.name);
             let need = need.map_or(0, |t| t.held.total());
-            self.rules.counted(String::from("over memory"), over, || {
+            self.rules.over_memory(over, || {
                 format!(
                     "{need} bytes on the fullest rank, of {usable} that {name} leaves to a model"
                 )
