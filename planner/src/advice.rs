@@ -310,3 +310,139 @@ pub fn remedies(request: &Request, layout: &Layout, batch: &Batch) -> Vec<(Strin
     all.sort_by_key(|(_, bytes)| *bytes);
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Cluster;
+    use crate::search::{Job, Pins, search};
+    use crate::shape::Shape;
+    use crate::time::Efficiency;
+    use quintet_parallel_layers::Recompute;
+
+    fn said(model: &str, gpus: usize, seq: usize, pins: Pins) -> Vec<Advice> {
+        let request = Request {
+            shape: Shape::named(model).unwrap(),
+            cluster: Cluster::preset("h100", gpus).unwrap(),
+            job: Job::bf16(seq, 128),
+            pins,
+            efficiency: Efficiency::default(),
+            keep: 1,
+        };
+        let found = search(&request).unwrap();
+        advise(&request, &found.best[0])
+    }
+
+    fn has(all: &[Advice], rule: &str, figure: &str) -> bool {
+        all.iter()
+            .any(|a| a.rule == rule && a.text.contains(figure))
+    }
+
+    #[test]
+    fn each_rule_speaks_where_it_should_and_with_its_figure() {
+        let wide = Pins {
+            tp: Some(16),
+            pp: Some(1),
+            cp: Some(1),
+            ..Pins::default()
+        };
+        let all = said("llama3-8b", 16, 8192, wide);
+        assert!(has(&all, "tp-leaves-its-node", "tp=16 crosses nodes of 8"));
+        let narrow = Pins {
+            tp: Some(8),
+            micro_batch: Some(1),
+            ..wide
+        };
+        let all = said(
+            "qwen3-30b-a3b",
+            16,
+            4096,
+            Pins {
+                ep: Some(1),
+                ..narrow
+            },
+        );
+        assert!(has(&all, "narrow-products", "below 512"), "{all:?}");
+        assert!(has(
+            &all,
+            "experts-under-data-parallelism",
+            "all 128 experts"
+        ));
+        assert!(has(&all, "ep-folds-into-the-world", "16 ranks"));
+        let deep = Pins {
+            tp: Some(2),
+            pp: Some(8),
+            dp: Some(8),
+            recompute: Some(Recompute::Full),
+            ..Pins::default()
+        };
+        let all = said("llama3-70b", 128, 4096, deep);
+        assert!(
+            has(&all, "few-microbatches", "fewer than 4 pp = 32"),
+            "{all:?}"
+        );
+        let cut = Pins {
+            cp: Some(2),
+            zero_stage: Some(3),
+            tp: Some(1),
+            pp: Some(1),
+            ..Pins::default()
+        };
+        let all = said("llama3-8b", 16, 8192, cut);
+        assert!(has(&all, "cp-of-short-sequences", "below 32768"), "{all:?}");
+        assert!(
+            has(&all, "zero-3-where-2-fits", "zero-stage 2 would take"),
+            "{all:?}"
+        );
+        // What is well laid out hears nothing of tp, pp and cp.
+        let good = Pins {
+            tp: Some(1),
+            pp: Some(1),
+            cp: Some(1),
+            zero_stage: Some(1),
+            ..Pins::default()
+        };
+        let all = said("llama3-8b", 64, 8192, good);
+        assert!(
+            !all.iter()
+                .any(|a| a.rule.contains("tp-") || a.rule.contains("cp-")),
+            "{all:?}"
+        );
+    }
+
+    #[test]
+    fn a_remedy_takes_less() {
+        let request = Request {
+            shape: Shape::named("llama3-70b").unwrap(),
+            cluster: Cluster::preset("h100", 16).unwrap(),
+            job: Job::bf16(8192, 64),
+            pins: Pins::default(),
+            efficiency: Efficiency::default(),
+            keep: 1,
+        };
+        let layout = Layout {
+            tp: 8,
+            dp: 2,
+            bucket_bytes: 1,
+            ..Layout::single()
+        };
+        let batch = Batch {
+            seq: 8192,
+            micro_batch: 2,
+            global_batch: 64,
+        };
+        let now = held(&request, &layout, &batch).unwrap().total();
+        let all = remedies(&request, &layout, &batch);
+        let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+        for name in [
+            "zero-stage 1",
+            "recompute full",
+            "sequence-parallel",
+            "micro-batch-size 1",
+            "pp 2",
+        ] {
+            assert!(names.contains(&name), "{names:?}");
+        }
+        assert!(all.iter().all(|(_, bytes)| *bytes < now) && all.is_sorted_by_key(|(_, b)| *b));
+    }
+}

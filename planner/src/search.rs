@@ -15,6 +15,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_collectives::DType;
+use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use crate::closed::held::Held;
 use crate::cluster::Cluster;
@@ -171,19 +172,24 @@ pub fn fits(request: &Request) -> Result<bool, Invalid> {
 }
 
 /// The fewest GPUs of this kind on which some layout fits, tried in whole nodes at 1, 2, 3, 4, 6, 8,
-/// 12, 16 and so on (and parts of a first node at 1, 2, 4); none up to 2^20 of them.
+/// 12, 16 and so on (and parts of a first node at 1, 2, 4); none below 2^14 nodes. Asked is the way
+/// that needs least: microbatches of one sequence, one forward and one backward in turn.
 #[must_use]
 pub fn smallest(request: &Request) -> Option<usize> {
     let node = request.cluster.gpus_per_node.max(1);
     let parts = [1, 2, 4].into_iter().filter(|&few| few < node);
-    let nodes = (0..18).flat_map(|k| [1 << k, 3 << k]);
+    let nodes = (0..14).flat_map(|k| [1 << k, 3 << k]);
     let mut counts: Vec<usize> = parts.chain(nodes.map(|n| n * node)).collect();
     counts.sort_unstable();
     counts.dedup();
     counts.into_iter().find(|&gpus| {
         let mut request = request.clone();
         request.cluster.gpus = gpus;
-        request.pins = Pins::default();
+        request.pins = Pins {
+            micro_batch: Some(1),
+            schedule: Some(ScheduleKind::OneFOneB),
+            ..Pins::default()
+        };
         fits(&request).unwrap_or(false)
     })
 }

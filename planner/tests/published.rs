@@ -94,8 +94,8 @@ fn llama_3_405b() {
 }
 
 /// Among all meshes for the constraints of theirs: tp = 8 fills a node, the schedule is interleaved
-/// 1F1B, a microbatch is one sequence, parameters are not gathered; and sequences of 8,192 are not
-/// cut. Without the last three the planner ranks others first, and that is the difference: zero-bubble
+/// 1F1B, a microbatch is one sequence, and sequences of 8,192 are not cut; the long context went on
+/// from weights that lay on 16 stages (fewer would rank higher). Without these the planner ranks others first, and that is the difference: zero-bubble
 /// schedules, which theirs did not have, and cp = 2 for sequences of 8,192, whose few KV heads travel
 /// behind attention and whose replicas get twice the microbatches (its advice warns of it).
 #[test]
@@ -110,6 +110,7 @@ fn llama_3_405b_ranks() {
         request.pins = Pins {
             tp: Some(tp),
             cp: whole.then_some(1),
+            pp: (!whole).then_some(pp),
             micro_batch: Some(1),
             recompute: Some(Recompute::None),
             schedule: Some(ScheduleKind::Interleaved),
