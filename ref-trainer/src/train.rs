@@ -180,18 +180,22 @@ fn run_rank<E: Scalar>(
         rank.device.meter().reset_peak();
         let mut proof = None;
         if job.prove && proof_steps(done, job.steps).contains(&step) {
+            let _phase = rank.phase("state, for the proof");
             proof = Some(begin_proof(&rank, step)?);
         }
         let lr = learning_rate(step, job.steps, &job.optimizer);
         let done = rank.accumulate(samples, step, stop.load(Ordering::Relaxed))?;
         if let Some(proof) = &mut proof {
+            let _phase = rank.phase("gradients, for the proof");
             proof.step.grads = rank.full_grads()?;
         }
         rank.update(lr, done.norm)?;
         drop(whole);
         recorder.set(false);
         let seconds = start.elapsed().as_secs_f64();
-        see(&mut seen, &rank, sent_before);
+        // What the proof gathers is none of the step's; a run of proven steps alone shows it.
+        let bare = proof.is_none() || step == job.steps && seen.memory == [0; 6];
+        see(&mut seen, &rank, bare, sent_before);
         let mut report = measure(&mut rank, &done, &before, seconds, &mut left.bytes)?;
         (report.step, report.lr) = (step, lr);
         if let Some(mut proof) = proof {
@@ -226,13 +230,15 @@ fn run_rank<E: Scalar>(
     Ok(left)
 }
 
-/// Adds a step to what a rank saw: what it held at most, and what it sent to whom.
+/// Adds a step to what a rank saw: what it held at most (where `memory` is the step's own), and what
+/// it sent to whom.
 fn see<E: Scalar>(
     seen: &mut Seen,
     rank: &LocalRank<'_, E>,
+    memory: bool,
     before: BTreeMap<&'static str, BTreeMap<usize, u64>>,
 ) {
-    for (most, tag) in seen.memory.iter_mut().zip(Tag::ALL) {
+    for (most, tag) in seen.memory.iter_mut().zip(Tag::ALL).filter(|_| memory) {
         *most = (*most).max(rank.device.meter().peak(tag) as u64);
     }
     for (group, receivers) in rank.sent_to() {

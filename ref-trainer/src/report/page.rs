@@ -66,6 +66,8 @@ struct Memory {
     /// By rank and category.
     counted: Vec<Vec<u64>>,
     predicted: Vec<Vec<Option<u64>>>,
+    /// Whether activations depend on the routing, so that those predicted are no bound.
+    estimate: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -266,6 +268,7 @@ fn memory(job: &Job, seen: &[Seen]) -> Result<Option<Memory>, Failure> {
         categories: Tag::ALL.iter().map(|tag| tag.name()).collect(),
         counted: seen.iter().map(|seen| seen.memory.to_vec()).collect(),
         predicted: exact.iter().zip(&kept).map(of).collect(),
+        estimate: job.model.moe.is_some(),
     }))
 }
 

@@ -155,7 +155,7 @@ function lineChart({ title, series, marks, unit, height, format, zero }) {
   };
   plot.append(svg);
   responsive(plot, draw);
-  return h("div", {}, plot, readout);
+  return h("div", { class: "chart" }, plot, readout);
 }
 
 // A grid of squares coloured by value, walked by the arrow keys. cell(row, column) is a value or null, tell(row, column) its words.

@@ -34,7 +34,7 @@ if (last >= 0) {
   const body = section("loss", "Loss", data.proof
     ? "Nats per token. At the proven steps one device did the same step again, from the same state: its loss is ringed."
     : "Nats per token over the whole global batch.");
-  const entries = series.map((one) => [one.name, `var(${one.colour})`, one.shape === "line" ? "line" : one.shape === "ring" ? "ring" : ""]);
+  const entries = series.map((one) => [one.name, `var(${one.colour})`, one.shape]);
   if (marks.length) entries.push(["a model that only counts bytes", "var(--faint)", "dash"]);
   body.append(lineChart({ title: "Loss by step", series, marks, unit: "step", height: 300, format: { tick: (y) => y.toFixed(y % 1 ? 2 : 0).replace(/0$/, ""), value: show.loss } }), legend(entries));
   if (data.proof) {
@@ -84,8 +84,8 @@ if (last > 0) {
 
 // Memory.
 if (data.memory) {
-  const { categories, counted, predicted } = data.memory;
-  const body = section("memory", "Memory", "The most bytes that each rank held in a step, counted as they were allocated, beside what the planner had worked out before anything was. Parameters, gradients and optimizer state are predicted to the byte; of activations the most there can be.");
+  const { categories, counted, predicted, estimate } = data.memory;
+  const body = section("memory", "Memory", "The most bytes that each rank held in a step, counted as they were allocated, beside what the planner had worked out before anything was. Parameters, gradients and optimizer state are predicted to the byte; of activations " + (estimate ? "what an even routing to the experts would hold." : "the most there can be."));
   const sum = (row) => row.reduce((all, n) => all + (n || 0), 0);
   const most = Math.max(1, ...counted.map(sum), ...predicted.map(sum));
   const bars = h("div", { class: "plot bars", role: "img", "aria-label": "Memory by rank; the table below has the numbers" });
@@ -102,7 +102,7 @@ if (data.memory) {
   });
   body.append(h("figure", {}, bars), legend([...categories.map((name) => [name, `var(--c-${name})`]), ["predicted end of what is exact", "", "outline"]]));
   const rows = counted.flatMap((row, rank) => categories.map((name, i) => ({ rank, name, counted: row[i], predicted: predicted[rank][i] }))).filter((r) => r.counted || r.predicted);
-  const judged = (r) => (r.predicted === null ? "not predicted" : r.name === "activations" ? h("span", { class: r.counted <= r.predicted ? "mark ok" : "mark bad", text: r.counted <= r.predicted ? "within" : "ABOVE" }) : same(r.counted, r.predicted));
+  const judged = (r) => (r.predicted === null ? "not predicted" : r.name === "activations" && estimate ? h("span", { class: "flag", text: "estimate" }) : r.name === "activations" ? h("span", { class: r.counted <= r.predicted ? "mark ok" : "mark bad", text: r.counted <= r.predicted ? "within" : "ABOVE" }) : same(r.counted, r.predicted));
   const wrong = rows.filter((r) => r.predicted !== null && r.name !== "activations" && r.counted !== r.predicted).length;
   const exact = rows.filter((r) => r.predicted !== null && r.name !== "activations").length;
   body.append(h("p", { class: "note", style: "margin-top:8px" }, h("span", { class: "mark " + (wrong ? "bad" : "ok"), text: wrong ? `${wrong} of ${exact} exact predictions differ` : `all ${exact} exact predictions equal` }), "."));

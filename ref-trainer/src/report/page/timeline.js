@@ -41,7 +41,7 @@ function timeline(source) {
   const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `Timeline of ${ranks.length} ranks. Arrow keys move, plus and minus zoom, comma and full stop step through spans.` });
   const map = h("canvas", { "aria-hidden": "true", style: "cursor:pointer" });
   const holder = h("div", { class: "plot", style: "overflow-y:auto;max-height:74vh" }, canvas);
-  const readout = h("p", { class: "readout", "aria-live": "polite", "data-hint": "Point at a span, or focus the timeline: \u2190 \u2192 move, + \u2212 zoom, \u2191 \u2193 rank, , . next span, 0 fit." });
+  const readout = h("p", { class: "readout", "aria-live": "polite", "data-hint": "Point at a span, or focus the timeline: \u2190 \u2192 move, + \u2212 zoom, \u2191 \u2193 rank, comma and full stop step through spans, 0 fits all." });
 
   function prepare(node, width, tallness) {
     const ratio = window.devicePixelRatio || 1;
@@ -84,7 +84,7 @@ function timeline(source) {
         if (size >= 12 && w > 16) {
           // Short names for short bars: the kind is in the colour.
           const words = [span.name, span.name.replace(" mb", ""), span.name.split(" ")[0]].find((text) => pen.measureText(text).width < w - 6);
-          if (words && span.kind !== "receive") { pen.fillStyle = css("--raised"); pen.textAlign = "left"; pen.fillText(words, x + 3, top(span) + size / 2 + 0.5); }
+          if (words && span.kind !== "receive") { pen.fillStyle = css(span.kind === "phase" ? "--ink" : "--raised"); pen.textAlign = "left"; pen.fillText(words, x + 3, top(span) + size / 2 + 0.5); }
         }
       }
     };
