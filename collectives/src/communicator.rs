@@ -15,6 +15,7 @@
 //! is itself started, on a copy, and waited for.
 
 use std::{
+    collections::BTreeMap,
     string::{String, ToString},
     sync::Arc,
     time::Duration,
@@ -31,10 +32,12 @@ use crate::{
 
 mod act;
 mod messages;
+mod observer;
 mod started;
 pub(crate) mod stats;
 mod worker;
 
+pub use observer::{Observed, Observer};
 pub use stats::Stats;
 
 use act::{Owned, Pair, Run};
@@ -112,16 +115,47 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         &self.model
     }
 
+    /// The same, telling `observer` of each operation once it is over. Sub-groups made from it tell
+    /// the same one. Of two observers the first stays.
+    ///
+    /// ```
+    /// use quintet_collectives::{Observed, Observer, ReduceOp, World};
+    /// use std::sync::{Arc, Mutex};
+    /// #[derive(Default)]
+    /// struct Seen(Mutex<Vec<(&'static str, u64)>>);
+    /// impl Observer for Seen {
+    ///     fn over(&self, op: &Observed<'_>) {
+    ///         self.0.lock().unwrap().push((op.op, op.bytes));
+    ///     }
+    /// }
+    /// World::run(2, |comm| {
+    ///     let seen = Arc::new(Seen::default());
+    ///     comm.with_observer(seen.clone()).all_reduce(&mut [1.0f32; 10], ReduceOp::Sum)?;
+    ///     assert_eq!(*seen.0.lock().unwrap(), [("all_reduce", 40)]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
+        let _ = self.core.observer.set(observer);
+        self
+    }
+
     /// What a part of this group inherits.
     fn heir(&self, transport: T, members: &[usize]) -> Self {
         let model = match self.model.topology {
             Some(_) => Arc::new(self.model.among(members)),
             None => Arc::clone(&self.model),
         };
-        Self::new(transport)
+        let heir = Self::new(transport)
             .with_order(self.order)
             .with_deadline(self.deadline)
-            .with_model(model)
+            .with_model(model);
+        match self.core.observer.get() {
+            Some(observer) => heir.with_observer(observer.clone()),
+            None => heir,
+        }
     }
 
     /// My place in the group.
@@ -164,6 +198,15 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.core.stats()
+    }
+
+    /// Payload bytes that this rank has sent in this group so far, by the global rank that got them.
+    /// Their sum is [`Stats::bytes`].
+    #[must_use]
+    pub fn sent_to(&self) -> BTreeMap<usize, u64> {
+        let sent = |(&to, &bytes): (&usize, &u64)| (self.group.ranks()[to], bytes);
+        self.core
+            .visit(|link| link.sent_to().iter().map(sent).collect())
     }
 
     /// Makes every operation of every group of this world fail with [`Error::Aborted`], now and

@@ -75,7 +75,7 @@ pub use plan::{CollectiveShape, Plan};
 pub use transport::Transport;
 #[cfg(feature = "std")]
 pub use {
-    communicator::{Communicator, Stats},
+    communicator::{Communicator, Observed, Observer, Stats},
     pending::{Done, Gate, Pending},
     transport::local::{Local, World},
 };

@@ -42,6 +42,8 @@ pub struct Traffic {
 pub trait Counted {
     /// What this rank has sent and waited for in the group.
     fn traffic(&self) -> Traffic;
+    /// Bytes that this rank has sent in the group, by the global rank that got them.
+    fn sent_to(&self) -> BTreeMap<usize, u64>;
 }
 
 impl<T: Transport + Send + 'static> Counted for Communicator<T> {
@@ -51,6 +53,10 @@ impl<T: Transport + Send + 'static> Counted for Communicator<T> {
             bytes: stats.bytes,
             blocked: stats.blocked,
         }
+    }
+
+    fn sent_to(&self) -> BTreeMap<usize, u64> {
+        self.sent_to()
     }
 }
 
@@ -165,6 +171,29 @@ impl<C> Groups<C> {
 impl<C: Counted> Groups<C> {
     /// Bytes and waiting by axis, the pipeline's group included.
     pub fn traffic(&self, pp: &C) -> BTreeMap<&'static str, Traffic> {
+        let mut sum: BTreeMap<&'static str, Traffic> = BTreeMap::new();
+        for (label, group) in self.counted(pp) {
+            let (entry, more) = (sum.entry(label).or_default(), group.traffic());
+            entry.bytes += more.bytes;
+            entry.blocked += more.blocked;
+        }
+        sum
+    }
+
+    /// Bytes sent so far, by axis and by the global rank that got them.
+    pub fn sent_to(&self, pp: &C) -> BTreeMap<&'static str, BTreeMap<usize, u64>> {
+        let mut sum: BTreeMap<&'static str, BTreeMap<usize, u64>> = BTreeMap::new();
+        for (label, group) in self.counted(pp) {
+            let entry = sum.entry(label).or_default();
+            for (to, bytes) in group.sent_to() {
+                *entry.entry(to).or_default() += bytes;
+            }
+        }
+        sum
+    }
+
+    /// Every group that is part of training, with the label it is counted under.
+    fn counted<'a>(&'a self, pp: &'a C) -> impl Iterator<Item = (&'static str, &'a C)> {
         let fixed = [
             ("world", &self.world),
             ("tp", &self.tp),
@@ -178,14 +207,8 @@ impl<C: Counted> Groups<C> {
         let context = [&self.keys, &self.heads].into_iter().flatten();
         let context = context.map(|group| ("cp", group));
         let tie = self.tie.values().map(|group| ("tie", group));
-        let mut sum: BTreeMap<&'static str, Traffic> = BTreeMap::new();
-        for (label, group) in fixed.into_iter().chain(context).chain(over).chain(tie) {
-            debug_assert!(LABELS.contains(&label), "{label} is no label");
-            let (entry, more) = (sum.entry(label).or_default(), group.traffic());
-            entry.bytes += more.bytes;
-            entry.blocked += more.blocked;
-        }
-        sum
+        let all = fixed.into_iter().chain(context).chain(over).chain(tie);
+        all.inspect(|(label, _)| debug_assert!(LABELS.contains(label), "{label} is no label"))
     }
 }
 

@@ -3,6 +3,7 @@
 //! The same value comes from the command line, is written to `config.json` of the run folder, and
 //! is read back by `--config`: the file reproduces the run.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use quintet_planner::config::{Batch, Layout, ModelConfig};
@@ -65,6 +66,17 @@ pub struct Job {
     pub run_dir: Option<PathBuf>,
     /// The metrics file; `metrics.jsonl` in the run's folder where absent.
     pub metrics: Option<PathBuf>,
+    /// File for the timeline of every rank, in Chrome's trace event format.
+    pub trace: Option<PathBuf>,
+    /// Steps behind the run when the recording of its timeline begins; where absent, those of the
+    /// checkpoint it goes on from, or none.
+    pub profile_step_start: Option<u64>,
+    /// Steps behind the run when that recording ends; three later where absent.
+    pub profile_step_end: Option<u64>,
+    /// The page that shows the run; `report.html` in the run's folder where absent.
+    pub report: Option<PathBuf>,
+    /// Folder for event files that TensorBoard reads.
+    pub tensorboard_dir: Option<PathBuf>,
     /// How steps are printed.
     pub log_format: LogFormat,
     /// A line every so many steps; 0 chooses about 25 lines a run.
@@ -201,6 +213,8 @@ pub struct OptimizerOptions {
 pub enum LogFormat {
     /// Lines for a person.
     Plain,
+    /// The lines of Megatron-LM's training log.
+    Megatron,
     /// The objects of the metrics file, on stdout.
     Json,
 }
@@ -251,6 +265,11 @@ impl Default for Job {
             save_interval: 0,
             run_dir: None,
             metrics: None,
+            trace: None,
+            profile_step_start: None,
+            profile_step_end: None,
+            report: None,
+            tensorboard_dir: None,
             log_format: LogFormat::Plain,
             log_interval: 0,
             prove: false,
@@ -336,6 +355,14 @@ impl Job {
             None => (half, half),
         };
         RandomMask { tokens, samples }
+    }
+
+    /// The steps whose timeline is recorded, of a run that has `done` steps behind it.
+    #[must_use]
+    pub fn recorded_steps(&self, done: u64) -> RangeInclusive<u64> {
+        let start = self.profile_step_start.unwrap_or(done).max(done);
+        let end = self.profile_step_end.unwrap_or(start.saturating_add(3));
+        start.saturating_add(1)..=end
     }
 
     /// Judges the whole job: bounds of every number first, then the layout.

@@ -27,6 +27,7 @@ pub mod report;
 pub mod room;
 pub mod schedule_lr;
 pub mod seat;
+pub mod spans;
 pub mod step;
 pub mod tolerance;
 pub mod train;

@@ -19,7 +19,7 @@ use crate::job::{Dtype, Job};
 use crate::oracle::Rounding;
 use crate::rank::{Begin, Rank};
 use crate::record::Step;
-use crate::report::{EqualityRow, EqualityTable};
+use crate::report::{EqualityRow, EqualityTable, Losses};
 use crate::schedule_lr::learning_rate;
 use crate::tolerance::{Each, SEEDS, bounds, floor, units};
 use crate::verify::{OracleOptimizer, predicted_step, twin_of};
@@ -48,7 +48,7 @@ pub fn prove(
     steps: u64,
     bytes: BTreeMap<String, u64>,
 ) -> Result<EqualityTable, Failure> {
-    let mut rows = Vec::new();
+    let (mut rows, mut losses) = (Vec::new(), Vec::new());
     for proof in proofs {
         let truth = oracle_step(job, samples, proof, Rounding::none())?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
@@ -73,6 +73,12 @@ pub fn prove(
         let (ours, number) = (&proof.step, proof.number);
         rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
         rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
+        losses.push(Losses {
+            step: number,
+            ours: ours.loss,
+            twin: twin.loss,
+            oracle: truth.loss,
+        });
     }
     // Rows go where the router sends them, which nobody knew before; `verify` feeds the planner the
     // oracle's routing and compares those too.
@@ -83,6 +89,7 @@ pub fn prove(
     Ok(EqualityTable {
         against: "one device: oracle (plain f64) and twin (these crates, one rank)".into(),
         rows,
+        losses,
         bytes_predicted: predicted.filter(|(_, b)| *b > 0).filter(known).collect(),
         bytes_counted: bytes.into_iter().filter(known).collect(),
     })

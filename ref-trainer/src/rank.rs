@@ -21,6 +21,7 @@ use crate::job::{Job, OptimizerKind};
 use crate::load::Load;
 use crate::model::{Device, StageModel};
 use crate::seat::Seat;
+use crate::spans::{Open, Recorder, What};
 
 mod state;
 
@@ -73,6 +74,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub chunks: Vec<Chunk<B, C, E>>,
     /// What routers did in the step whose update is due.
     pub(crate) load: Option<Load>,
+    /// Who records what this rank does when.
+    pub recorder: Option<Arc<Recorder>>,
 }
 
 impl<'a, B: Device, T: Transport + Send + 'static, E: Scalar> Rank<'a, B, Communicator<T>, E>
@@ -118,6 +121,7 @@ where
             schedule,
             chunks,
             load: None,
+            recorder: None,
         })
     }
 }
@@ -179,12 +183,23 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         self.groups.traffic(self.stage.group())
     }
 
+    /// Bytes sent so far, by axis and receiver.
+    #[must_use]
+    pub fn sent_to(&self) -> BTreeMap<&'static str, BTreeMap<usize, u64>> {
+        self.groups.sent_to(self.stage.group())
+    }
+
     /// Whether I hold the model's last chunk, whose head takes the loss.
     #[must_use]
     pub fn takes_the_loss(&self) -> bool {
         let route = self.schedule.route();
         let last = route.places().saturating_sub(1);
         route.home(last).map(|(stage, _)| stage) == Some(self.stage_index())
+    }
+
+    /// A span of a part of the step, where somebody records it.
+    pub(crate) fn phase(&self, name: &'static str) -> Option<Open> {
+        self.recorder.as_ref()?.open(What::Phase(name))
     }
 
     /// The gradients of all chunks.

@@ -11,6 +11,8 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
 
 use quintet_collectives::ReduceOp;
 use quintet_kernels::{Collectives, Float, Scalar, Tag};
@@ -29,6 +31,7 @@ use crate::microbatch::{DropoutKey, upload};
 use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 use crate::seat::Seat;
+use crate::spans::{Open, Recorder, What};
 
 /// What the forward and backward passes of a step leave, equal on every rank but for times and choices.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,13 +65,17 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         stop: bool,
     ) -> Result<Gradients, Failure> {
         let micro = self.job.batch.micro_batch;
+        let phase = self.phase("data");
         let mine: Vec<Vec<Sample>> = self
             .microbatches()
             .map(|m| samples.microbatch(step, m as u64, micro))
             .collect();
         let valid: usize = mine.iter().flatten().map(|s| self.seat.valid(s)).sum();
+        drop(phase);
+        let phase = self.phase("token count");
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
+        drop(phase);
         let dropout = (self.job.model.dropout > 0.0).then(|| DropoutKey {
             seed: self.job.seed,
             step,
@@ -100,12 +107,19 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
+            recorder: self.recorder.as_deref().filter(|r| r.is_on()),
+            begun: None,
         };
+        let phase = open(&self.recorder, "pipeline");
         self.stage.run(&self.actions, &mut pass)?;
+        drop(phase);
         let (loss, times, load, choices) = (pass.loss, pass.times, pass.load, pass.choices);
+        let phase = self.phase("gradient sums");
         for chunk in &mut self.chunks {
             chunk.grads.finish(&self.groups)?;
         }
+        drop(phase);
+        let phase = self.phase("loss and norm");
         let mut report = vec![loss, f64::from(u8::from(stop))];
         report.extend(load.numbers());
         let report = self.sum_all(&self.groups.world, &report)?;
@@ -114,6 +128,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         self.load = Some(load.clone());
         let loss = if count > 0.0 { loss / count } else { 0.0 };
         let norm = grad_norm(&self.device, &self.grads(), &self.groups)?;
+        drop(phase);
         if !loss.is_finite() {
             return Err(Failure::aborted(format!(
                 "the loss of step {step} is {loss}, though every gradient is finite"
@@ -136,6 +151,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// Where a kernel or a peer fails.
     pub fn update(&mut self, lr: f64, norm: f64) -> Result<(), Failure> {
         self.move_bias()?;
+        let _phase = self.phase("optimizer");
         let limit = self.job.optimizer.clip_grad;
         let scale = if limit > 0.0 {
             clip_factor(norm, limit)
@@ -226,6 +242,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
+            recorder: self.recorder.as_deref().filter(|r| r.is_on()),
+            begun: None,
         };
         self.stage.run(&actions, &mut pass)?;
         let loss = pass.loss;
@@ -285,6 +303,10 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     loss: f64,
     clock: f64,
     times: Vec<StageTime>,
+    /// Who records, where somebody does.
+    recorder: Option<&'a Recorder>,
+    /// When the action under way began; only where that is recorded.
+    begun: Option<Instant>,
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
@@ -389,6 +411,14 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     }
 
     fn on_action(&mut self, action: &Action, moment: Moment) {
+        if let Some(recorder) = self.recorder {
+            match (moment, self.begun.take()) {
+                (Moment::End, Some(begun)) => {
+                    recorder.keep(What::Action(*action), begun, Instant::now());
+                }
+                _ => self.begun = Some(Instant::now()),
+            }
+        }
         let now = thread_seconds();
         self.at += usize::from(moment == Moment::Begin);
         if moment == Moment::End {
@@ -505,6 +535,11 @@ fn table_segment<B: Device, C: Collectives<B>, E: Scalar>(
 ) -> Option<usize> {
     let borrows = segment == 0 && chunks[chunk].borrows_table;
     chunks[0].segments.len().checked_sub(1).filter(|_| borrows)
+}
+
+/// As [`Rank::phase`], where a part of the rank is lent.
+fn open(recorder: &Option<Arc<Recorder>>, name: &'static str) -> Option<Open> {
+    recorder.as_ref()?.open(What::Phase(name))
 }
 
 fn unsaved() -> Failure {

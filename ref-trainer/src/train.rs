@@ -22,9 +22,10 @@ use crate::load::Load;
 use crate::lock::Lock;
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
-use crate::report::{ExpertReport, Reporter, StepReport};
+use crate::report::{ExpertReport, Reporter, Seen, StepReport};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
+use crate::spans::{Recorder, What};
 use crate::step::Gradients;
 
 /// What a rank tells the console.
@@ -41,6 +42,8 @@ struct Left {
     bytes: BTreeMap<String, u64>,
     steps: u64,
     stopped: bool,
+    /// What each rank saw: of a rank its own, of a run all, in rank order.
+    seen: Vec<Seen>,
 }
 
 /// Trains as the job says; prints, writes the run's folder and, where the job asks for it, proves
@@ -91,12 +94,12 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         Ok(left) => left,
         Err(failure) => {
             // What ended the run is what is said; that stdout is lost too is not.
-            let _ = reporter.finish(None);
+            let _ = reporter.finish(None, &[]);
             return Err(failure);
         }
     };
     if left.stopped || !job.prove {
-        reporter.finish(None)?;
+        reporter.finish(None, &left.seen)?;
         return Ok(if left.stopped {
             Exit::Aborted
         } else {
@@ -105,7 +108,7 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
     }
     let table = prove(job, &samples, &left.proofs, left.steps, left.bytes)?;
     let holds = table.holds();
-    reporter.finish(Some(&table))?;
+    reporter.finish(Some(&table), &left.seen)?;
     if holds {
         Ok(Exit::Fine)
     } else {
@@ -122,13 +125,21 @@ fn run<E: Scalar>(
     sender: Sender<News>,
 ) -> Result<Left, Failure> {
     let sender = std::sync::Mutex::new(Some(sender));
+    let epoch = Instant::now();
     let world = World::new(job.layout.world())?;
     let ranks = world.go(|comm| {
         let mut taken = None;
         if comm.rank() == 0 {
             taken = sender.lock().ok().and_then(|mut s| s.take());
         }
-        run_rank::<E>(job, samples, done, stop, comm, taken)
+        run_rank::<E>(
+            job,
+            samples,
+            done,
+            stop,
+            (comm, Recorder::new(epoch)),
+            taken,
+        )
     })?;
     let mut all = Left::default();
     for left in ranks {
@@ -137,6 +148,7 @@ fn run<E: Scalar>(
             *all.bytes.entry(group).or_default() += bytes;
         }
         (all.steps, all.stopped) = (left.steps, left.stopped);
+        all.seen.extend(left.seen);
     }
     Ok(all)
 }
@@ -148,30 +160,43 @@ fn run_rank<E: Scalar>(
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
-    comm: Communicator<Local>,
+    (comm, recorder): (Communicator<Local>, Arc<Recorder>),
     news: Option<Sender<News>>,
 ) -> Result<Left, Failure> {
+    let comm = comm.with_observer(recorder.clone());
     let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
     if let Some(root) = &job.load {
         rank.load(root, true)?;
     }
+    rank.recorder = Some(recorder.clone());
+    let mut seen = Seen::default();
+    let recorded = job.recorded_steps(done);
     let say = |item| news.as_ref().map(|sender| sender.send(item));
     let mut left = Left::default();
     for step in done + 1..=job.steps {
         let start = Instant::now();
-        let before = rank.traffic();
+        let (before, sent_before) = (rank.traffic(), rank.sent_to());
+        recorder.set(recorded.contains(&step));
+        let whole = recorder.open(What::Step(step));
         rank.device.meter().reset_peak();
         let mut proof = None;
         if job.prove && proof_steps(done, job.steps).contains(&step) {
+            let _phase = rank.phase("state, for the proof");
             proof = Some(begin_proof(&rank, step)?);
         }
         let lr = learning_rate(step, job.steps, &job.optimizer);
         let done = rank.accumulate(samples, step, stop.load(Ordering::Relaxed))?;
         if let Some(proof) = &mut proof {
+            let _phase = rank.phase("gradients, for the proof");
             proof.step.grads = rank.full_grads()?;
         }
         rank.update(lr, done.norm)?;
+        drop(whole);
+        recorder.set(false);
         let seconds = start.elapsed().as_secs_f64();
+        // What the proof gathers is none of the step's; a run of proven steps alone shows it.
+        let bare = proof.is_none() || step == job.steps && seen.memory == [0; 6];
+        see(&mut seen, &rank, bare, sent_before);
         let mut report = measure(&mut rank, &done, &before, seconds, &mut left.bytes)?;
         (report.step, report.lr) = (step, lr);
         if let Some(mut proof) = proof {
@@ -201,7 +226,29 @@ fn run_rank<E: Scalar>(
             break;
         }
     }
+    seen.recording = recorder.take();
+    left.seen.push(seen);
     Ok(left)
+}
+
+/// Adds a step to what a rank saw: what it held at most (where `memory` is the step's own), and what
+/// it sent to whom.
+fn see<E: Scalar>(
+    seen: &mut Seen,
+    rank: &LocalRank<'_, E>,
+    memory: bool,
+    before: BTreeMap<&'static str, BTreeMap<usize, u64>>,
+) {
+    for (most, tag) in seen.memory.iter_mut().zip(Tag::ALL).filter(|_| memory) {
+        *most = (*most).max(rank.device.meter().peak(tag) as u64);
+    }
+    for (group, receivers) in rank.sent_to() {
+        let sum = seen.sent.entry(group).or_default();
+        for (to, bytes) in receivers {
+            let earlier = before.get(group).and_then(|sent| sent.get(&to));
+            *sum.entry(to).or_default() += bytes - earlier.copied().unwrap_or(0);
+        }
+    }
 }
 
 /// The first, a middle and the last step of a run.

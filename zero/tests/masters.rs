@@ -18,7 +18,8 @@ fn moved<E: Scalar>(model: Model, stage: ZeroStage) -> (Full, Full, Option<Full>
     let mut ranks = world.go(|comm| {
         let rule = Rule::Sgd { weight_decay: 0.0 };
         let mut rank = Rank::<E>::new(model, comm, stage, rule)?;
-        rank.params.fill_with(|_, index| E::from_f64(1.0 + index as f64))?;
+        rank.params
+            .fill_with(|_, index| E::from_f64(1.0 + index as f64))?;
         rank.optimizer.fill_master(|_, index| 1.0 + index as f64)?;
         let full = |rank: &Rank<E>| gather_params(&rank.device, &[&rank.params], &rank.groups);
         let before = full(&rank)?;

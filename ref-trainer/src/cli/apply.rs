@@ -11,7 +11,7 @@ use super::args::{
     BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
 };
 use super::refuse;
-use super::words::{DtypeWord, Log, ReductionOrder, Schedule};
+use super::words::{DtypeWord, ReductionOrder, Schedule};
 use crate::checkpoint::job_of;
 use crate::failure::Failure;
 use crate::job::{DataSource, Dtype, Job};
@@ -80,7 +80,7 @@ impl Base {
 /// Refuses what is not built, fills in the rest and judges the whole.
 pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
     let device = &args.device;
-    refuse_unbuilt(device, &args.output)?;
+    refuse::device(device)?;
     let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
     parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
     let chosen = base.chosen();
@@ -100,15 +100,12 @@ pub(super) fn job_without_steps(
     batch: &BatchArgs,
     device: &DeviceArgs,
 ) -> Result<Job, Failure> {
-    refuse_unbuilt(device, &OutputArgs::default())?;
+    refuse::device(device)?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
     Ok(base.job)
 }
 
-fn refuse_unbuilt(device: &DeviceArgs, output: &OutputArgs) -> Result<(), Failure> {
-    refuse::device(device)?;
-    refuse::output(output)
 }
 
 fn parts(
@@ -397,7 +394,7 @@ fn optimiser(job: &mut Job, args: &OptimiserArgs, chosen: bool) {
 fn output(job: &mut Job, args: &OutputArgs) {
     set(&mut job.eval_interval, args.eval_interval);
     set(&mut job.save_interval, args.save_interval);
-    set(&mut job.log_format, args.log_format.and_then(Log::built));
+    set(&mut job.log_format, args.log_format.map(Into::into));
     set(&mut job.log_interval, args.log_interval);
     set(&mut job.prove, args.prove);
     set(&mut job.quiet, args.quiet);
@@ -406,7 +403,17 @@ fn output(job: &mut Job, args: &OutputArgs) {
         (&mut job.load, &args.load),
         (&mut job.run_dir, &args.run_dir),
         (&mut job.metrics, &args.metrics),
+        (&mut job.trace, &args.trace),
+        (&mut job.report, &args.report),
+        (&mut job.tensorboard_dir, &args.tensorboard_dir),
     ];
+    let steps = [
+        (&mut job.profile_step_start, args.profile_step_start),
+        (&mut job.profile_step_end, args.profile_step_end),
+    ];
+    for (step, given) in steps {
+        *step = given.or(*step);
+    }
     for (path, given) in paths {
         if given.is_some() {
             path.clone_from(given);

@@ -274,9 +274,21 @@ pub(super) struct OutputArgs {
     /// Metrics file, one object a step [default: metrics.jsonl in the run's folder]
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
-    /// A timeline of every rank; not built yet: refused
+    /// Timeline of every rank over a few steps, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
+    /// The timeline begins after this step [default: the steps already done]
+    #[arg(long, value_name = "N")]
+    pub profile_step_start: Option<u64>,
+    /// and ends after this one [default: three steps later]
+    #[arg(long, value_name = "N")]
+    pub profile_step_end: Option<u64>,
+    /// The page that shows the run, one file [default: report.html in the run's folder]
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+    /// Folder for event files that TensorBoard reads; none are written without it
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard_dir: Option<PathBuf>,
     /// How steps are printed [default: plain]
     #[arg(long, value_enum)]
     pub log_format: Option<Log>,

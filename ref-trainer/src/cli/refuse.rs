@@ -4,7 +4,7 @@
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
 use super::args::{DeviceArgs, OutputArgs};
-use super::words::{Device, Launch, Log, Transport, spelt};
+use super::words::{Device, Launch, Transport, spelt};
 use crate::failure::Failure;
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
@@ -22,16 +22,6 @@ pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(super) fn output(args: &OutputArgs) -> Result<(), Failure> {
-    if args.trace.is_some() {
-        return unbuilt("trace", "", "--metrics records every step");
-    }
-    if let Some(Log::Megatron) = args.log_format {
-        return unbuilt("log-format", "megatron", "use plain or json");
-    }
-    Ok(())
-}
-
 /// `verify` and `eval` leave no files: what asks for some is refused rather than ignored.
 pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Failure> {
     let given = [
@@ -42,6 +32,10 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
         ("run-dir", args.run_dir.is_some()),
         ("metrics", args.metrics.is_some()),
         ("trace", args.trace.is_some()),
+        ("profile-step-start", args.profile_step_start.is_some()),
+        ("profile-step-end", args.profile_step_end.is_some()),
+        ("report", args.report.is_some()),
+        ("tensorboard-dir", args.tensorboard_dir.is_some()),
         ("log-format", args.log_format.is_some()),
         ("log-interval", args.log_interval.is_some()),
         ("prove", args.prove.is_some()),
@@ -80,8 +74,7 @@ pub(super) fn subcommand(name: &str) -> Failure {
 }
 
 fn unbuilt(flag: &str, value: &str, instead: &str) -> Result<(), Failure> {
-    let gap = if value.is_empty() { "" } else { " " };
     Err(Failure::usage(format!(
-        "--{flag}{gap}{value} is not built yet; {instead}"
+        "--{flag} {value} is not built yet; {instead}"
     )))
 }

@@ -57,7 +57,8 @@ const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-paralle
     lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
     eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
     seed data data-path dtype device launch transport threads-per-rank save load save-interval \
-    run-dir metrics trace log-format config mask-fraction mask-samples prove quiet";
+    run-dir metrics trace profile-step-start profile-step-end report tensorboard-dir log-format config mask-fraction \
+    mask-samples prove quiet";
 
 #[test]
 fn every_flag_of_the_contract_is_known() {
@@ -242,6 +243,16 @@ fn each_flag_reaches_the_job() {
         }),
         ("--run-dir c", |j| j.run_dir = Some("c".into())),
         ("--metrics d.jsonl", |j| j.metrics = Some("d.jsonl".into())),
+        ("--trace t.json --report r.html --tensorboard-dir tb", |j| {
+            (j.trace, j.report) = (Some("t.json".into()), Some("r.html".into()));
+            j.tensorboard_dir = Some("tb".into());
+        }),
+        ("--profile-step-start 10 --profile-step-end 12", |j| {
+            (j.profile_step_start, j.profile_step_end) = (Some(10), Some(12));
+        }),
+        ("--log-format megatron", |j| {
+            j.log_format = LogFormat::Megatron;
+        }),
         ("--log-format json --log-interval 5", |j| {
             (j.log_format, j.log_interval) = (LogFormat::Json, 5);
         }),
@@ -318,15 +329,13 @@ fn what_is_not_built_is_refused_by_name() {
         "--transport tcp",
         "--transport nccl",
         "--transport mpi",
-        "--log-format megatron",
-        "--trace t.json",
     ];
     for flags in cases {
         for subcommand in ["", "train"] {
             refused(&format!("{subcommand} {flags}"), "not built yet");
         }
         let value = flags.split(' ').next_back().unwrap();
-        refused(flags, if value == "t.json" { "--trace" } else { value });
+        refused(flags, value);
     }
     for name in ["bench", "precompile"] {
         refused(name, "not built yet");
@@ -339,6 +348,11 @@ fn what_is_not_built_is_refused_by_name() {
         "--run-dir r",
         "--quiet",
         "--eval-interval 1",
+        "--trace t",
+        "--report r",
+        "--tensorboard-dir d",
+        "--profile-step-start 1",
+        "--profile-step-end 1",
     ] {
         refused(&format!("verify {flags}"), "belongs to train");
     }
@@ -348,6 +362,9 @@ fn what_is_not_built_is_refused_by_name() {
 fn slips_are_named_in_one_sentence() {
     let cases = [
         ("--tp 3", "divisors: 1, 2, 4"),
+        ("--steps 5 --profile-step-start 5", "last step"),
+        ("--profile-step-start 3 --profile-step-end 3", "after"),
+        ("--profile-step-end 0", "after"),
         ("--tp 0", "tp=0"),
         ("--tp -1", "-1"),
         ("--tp two", "two"),

@@ -191,18 +191,18 @@ pub(super) enum Transport {
 pub(super) enum Log {
     /// Lines for a person; a live line on a terminal
     Plain,
-    /// Not built yet: refused
+    /// The lines of Megatron-LM's training log, times in UTC
     Megatron,
     /// The objects of the metrics file on stdout, and nothing else there
     Json,
 }
 
-impl Log {
-    pub(super) fn built(self) -> Option<LogFormat> {
-        match self {
-            Log::Plain => Some(LogFormat::Plain),
-            Log::Json => Some(LogFormat::Json),
-            Log::Megatron => None,
+impl From<Log> for LogFormat {
+    fn from(word: Log) -> Self {
+        match word {
+            Log::Plain => Self::Plain,
+            Log::Json => Self::Json,
+            Log::Megatron => Self::Megatron,
         }
     }
 }
