@@ -59,8 +59,8 @@ __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// V neighbours of a T, moved as one access where they fill 16 bytes.
-template <class T, int V> struct Pack {
+// V neighbours of a T, moved as one access: they fill 16 bytes, or 8.
+template <class T, int V> struct __align__(V * sizeof(T) > 16 ? sizeof(T) : V * sizeof(T)) Pack {
     T at[V];
 };
 
@@ -69,8 +69,9 @@ template <class T, int V> __device__ inline Pack<T, V> load(const T* p) {
     if constexpr (V == 1) {
         pack.at[0] = *p;
     } else {
-        static_assert(V * sizeof(T) == 16, "packs are 16 bytes");
-        ld_16(&pack, p);
+        static_assert(V * sizeof(T) == 16 || V * sizeof(T) == 8, "packs are 16 or 8 bytes");
+        if constexpr (V * sizeof(T) == 16) ld_16(&pack, p);
+        else ld_8(&pack, p);
     }
     return pack;
 }
@@ -79,8 +80,9 @@ template <class T, int V> __device__ inline void store(T* p, const Pack<T, V>& p
     if constexpr (V == 1) {
         *p = pack.at[0];
     } else {
-        static_assert(V * sizeof(T) == 16, "packs are 16 bytes");
-        st_16(p, &pack);
+        static_assert(V * sizeof(T) == 16 || V * sizeof(T) == 8, "packs are 16 or 8 bytes");
+        if constexpr (V * sizeof(T) == 16) st_16(p, &pack);
+        else st_8(p, &pack);
     }
 }
 
