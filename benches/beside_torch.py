@@ -66,7 +66,8 @@ def arguments():
     p.add_argument("--peer", default=from_env("QUINTET_PEER"), help="the peer's script")
     p.add_argument("--ours", default=str(target / "release" / "bench-s"), help="our program, built before")
     p.add_argument("--config", default="S", choices=["S", "M"])
-    p.add_argument("--ranks", type=int, default=8, help="of our second way; 1 leaves it out")
+    p.add_argument("--layouts", nargs="*", default=["2,2,2,1"], metavar="DP,TP,PP,CP", help="ours beside our one rank")
+    p.add_argument("--zero-stage", type=int, default=0, help="of those layouts")
     p.add_argument("--threads", type=int, default=2, help="of the peer and of our one rank")
     p.add_argument("--steps", type=int, default=6, help="that count, after two that do not")
     p.add_argument("--rounds", type=int, default=5)
@@ -86,8 +87,8 @@ def ways(a):
     ours = [a.ours, *common, "--micro-batch", str(a.micro_batch)]
     yield "peer", [a.python, a.peer, *common, "--threads", str(a.threads), *a.peer_args.split()]
     yield "1 rank", [*ours, "--ranks", "1", "--threads", str(a.threads)]
-    if a.ranks > 1:
-        yield f"{a.ranks} ranks", [*ours, "--ranks", str(a.ranks), "--threads", "1"]
+    for layout in a.layouts:
+        yield layout, [*ours, "--layout", layout, "--zero-stage", str(a.zero_stage), "--threads", "1"]
 
 
 def main():

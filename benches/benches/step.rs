@@ -16,7 +16,7 @@ fn main() {
         let started = Setup::bench_s(layout, threads).start(None);
         started.expect("bench-s can be cut so")
     };
-    let (mut many, mut one) = (start([2, 2, 2], 1), start([1, 1, 1], 2));
+    let (mut many, mut one) = (start([2, 2, 2, 1], 1), start([1, 1, 1, 1], 2));
     let (mut sheet, tokens) = (Sheet::default(), one.tokens);
     let mut group = criterion.benchmark_group("step of bench-s");
     group.throughput(Throughput::Elements(tokens));

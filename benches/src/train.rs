@@ -22,8 +22,10 @@ use crate::timed::Timed;
 pub struct Setup {
     /// A preset's name, or the path of a config.json.
     pub model: &'static str,
-    /// dp, tp, pp.
-    pub layout: [usize; 3],
+    /// dp, tp, pp, cp.
+    pub layout: [usize; 4],
+    /// What is sharded over dp and cp, as `--zero-stage` says it.
+    pub zero_stage: u8,
     /// Threads of each rank.
     pub threads: usize,
     /// Sequences of a microbatch.
@@ -53,10 +55,11 @@ pub struct Trainer {
 impl Setup {
     /// bench-s, sequences one by one.
     #[must_use]
-    pub fn bench_s(layout: [usize; 3], threads: usize) -> Self {
+    pub fn bench_s(layout: [usize; 4], threads: usize) -> Self {
         Self {
             model: "bench-s",
             layout,
+            zero_stage: 0,
             threads,
             micro_batch: 1,
         }
@@ -68,7 +71,7 @@ impl Setup {
     /// Where there is no such model, or the layout cannot be.
     pub fn job(&self) -> Result<Job, Failure> {
         let model = Model::named(self.model)?;
-        let [dp, tp, pp] = self.layout;
+        let [dp, tp, pp, cp] = self.layout;
         let mut job = Job {
             model_name: self.model.into(),
             model: model.config,
@@ -88,6 +91,7 @@ impl Setup {
             ..Job::default()
         };
         (job.layout.dp, job.layout.tp, job.layout.pp) = (dp, tp, pp);
+        (job.layout.cp, job.layout.zero_stage) = (cp, self.zero_stage);
         job.batch.seq = model.seq;
         job.batch.micro_batch = self.micro_batch;
         job.batch.global_batch = model.global_batch;

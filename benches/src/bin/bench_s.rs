@@ -21,9 +21,12 @@ struct Args {
     /// Ranks: 1, 2 (dp), 4 (dp, tp) or 8 (dp, tp, pp), each axis 2.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     ranks: u8,
-    /// Another layout: dp,tp,pp.
-    #[arg(long, value_delimiter = ',', num_args = 3)]
+    /// Another layout: dp,tp,pp,cp.
+    #[arg(long, value_delimiter = ',', num_args = 1)]
     layout: Option<Vec<usize>>,
+    /// What is sharded over dp and cp: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=3))]
+    zero_stage: u8,
     /// Threads of each rank.
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -54,16 +57,16 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Failure> {
     let layout = match (&args.layout, args.ranks) {
         (Some(given), _) => match given[..] {
-            [dp, tp, pp] => [dp, tp, pp],
-            _ => return Err(Failure::usage("--layout takes dp,tp,pp as in 2,2,1")),
+            [dp, tp, pp, cp] => [dp, tp, pp, cp],
+            _ => return Err(Failure::usage("--layout takes dp,tp,pp,cp as in 2,2,1,1")),
         },
-        (None, 1) => [1, 1, 1],
-        (None, 2) => [2, 1, 1],
-        (None, 4) => [2, 2, 1],
-        (None, 8) => [2, 2, 2],
+        (None, 1) => [1, 1, 1, 1],
+        (None, 2) => [2, 1, 1, 1],
+        (None, 4) => [2, 2, 1, 1],
+        (None, 8) => [2, 2, 2, 1],
         (None, ranks) => {
             return Err(Failure::usage(format!(
-                "--ranks {ranks} names no layout; take 1, 2, 4, 8 or --layout dp,tp,pp"
+                "--ranks {ranks} names no layout; take 1, 2, 4, 8 or --layout dp,tp,pp,cp"
             )));
         }
     };
@@ -74,6 +77,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     let setup = Setup {
         model,
         layout,
+        zero_stage: args.zero_stage,
         threads: args.threads,
         micro_batch: args.micro_batch,
     };
@@ -98,6 +102,7 @@ fn run(args: &Args) -> Result<(), Failure> {
             "dtype": "f32",
             "ranks": layout.iter().product::<usize>(),
             "layout": layout,
+            "zero_stage": args.zero_stage,
             "threads": args.threads,
             "params": parameters,
             "tok_s_best": rounded(tokens / best, 10.0),
