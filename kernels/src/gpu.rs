@@ -227,7 +227,9 @@ impl<L: Launch> Backend for Gpu<L> {
     fn copy<T: Data>(&self, src: GpuRef<'_, L, T>, dst: GpuMut<'_, L, T>) -> Result<(), Error> {
         need("copy", "dst", src.len, dst.len)?;
         let bytes = src.len * size_of::<T>();
-        self.0.launcher.copy(self.0.compute(), src.ptr, dst.ptr, bytes)
+        self.0
+            .launcher
+            .copy(self.0.compute(), src.ptr, dst.ptr, bytes)
     }
 
     fn len<T: Data>(view: GpuRef<'_, L, T>) -> usize {

@@ -95,14 +95,14 @@ where
         refuse::environment(&env)?;
     }
     match cli.subcommand {
-        None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
+        None => apply::job(Base::train(Job::demo()), &cli.job).and_then(train),
         Some(Sub::Train(args)) => {
             let plain = Job {
                 prove: false,
                 layout: Layout::single(),
                 ..Job::demo()
             };
-            apply::job(Base::train(plain), &args).map(Command::Train)
+            apply::job(Base::train(plain), &args).and_then(train)
         }
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
@@ -163,6 +163,11 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
     }
 }
 
+fn train(job: Job) -> Result<Command, Failure> {
+    refuse::emulated(job.device)?;
+    Ok(Command::Train(job))
+}
+
 fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     let weights = match (&args.load, &args.model.model) {
         (Some(_), Some(_)) => {
@@ -188,6 +193,7 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     };
     let base = Base::own_batch(defaults);
     let job = apply::job_without_steps(base, &args.layout, &args.model, &args.batch, &args.device)?;
+    refuse::emulated(job.device)?;
     Ok(Command::Eval {
         job,
         weights,

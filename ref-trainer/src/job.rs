@@ -41,6 +41,8 @@ pub struct Job {
     pub mask_fraction: f64,
     /// Type of parameters and activations.
     pub dtype: Dtype,
+    /// What computes.
+    pub device: DeviceKind,
     /// Seed of weights and data order.
     pub seed: u64,
     /// Steps in all, those done before `load` included.
@@ -110,6 +112,17 @@ impl Dtype {
             Dtype::F32 => 4,
         }
     }
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The host's cores.
+    #[default]
+    Cpu,
+    /// The CUDA kernels, run and checked on the host.
+    Emulated,
 }
 
 /// The rule that turns gradients into steps.
@@ -216,6 +229,7 @@ impl Default for Job {
             pack_documents: false,
             mask_fraction: 0.0,
             dtype: Dtype::F32,
+            device: DeviceKind::Cpu,
             seed: 1,
             steps: 300,
             optimizer: OptimizerOptions::default(),

@@ -234,7 +234,10 @@ impl<L: Launch> Gpu<L> {
         op: &'static str,
         spec: &AttentionSpec,
         (qkv, places): (&Rows<'_, L, E>, &Places<GpuRef<'_, L, i32>>),
-        (do_bshd, (lse, delta)): (GpuRef<'_, L, E>, (GpuRef<'_, L, E::Acc>, GpuRef<'_, L, E::Acc>)),
+        (do_bshd, (lse, delta)): (
+            GpuRef<'_, L, E>,
+            (GpuRef<'_, L, E::Acc>, GpuRef<'_, L, E::Acc>),
+        ),
         [dq, dk, dv]: [(u64, usize); 3],
     ) -> Result<(), Error> {
         let lens = check(op, spec, qkv, places)?;
@@ -254,13 +257,29 @@ impl<L: Launch> Gpu<L> {
         ]);
         let args = |into: &[u64]| -> Vec<Arg> {
             let into = pointers(into);
-            given.iter().copied().chain(into).chain(call(spec, places)).collect()
+            given
+                .iter()
+                .copied()
+                .chain(into)
+                .chain(call(spec, places))
+                .collect()
         };
-        let ptrs = [qkv.0.ptr, qkv.1.ptr, qkv.2.ptr, do_bshd.ptr, dq.0, dk.0, dv.0];
+        let ptrs = [
+            qkv.0.ptr,
+            qkv.1.ptr,
+            qkv.2.ptr,
+            do_bshd.ptr,
+            dq.0,
+            dk.0,
+            dv.0,
+        ];
         let family = Family::of::<E>(op, spec, &ptrs)?;
         let block = ([THREADS, 1, 1], family.shared(2));
         let blocks = tiles(spec.batch, spec.kv_heads, spec.keys, family.rows());
-        let kernel = (family.module(), &*family.function::<E>(&format!("{op}_kv"))?);
+        let kernel = (
+            family.module(),
+            &*family.function::<E>(&format!("{op}_kv"))?,
+        );
         self.launch_with(kernel, blocks * family.parts(), block, &args(&[dk.0, dv.0]))?;
         let blocks = tiles(spec.batch, spec.heads, spec.queries, family.rows());
         let kernel = (family.module(), &*family.function::<E>(&format!("{op}_q"))?);

@@ -186,7 +186,9 @@ impl<L: Launch> Gpu<L> {
         let (launcher, compute) = (self.launcher(), self.0.compute());
         let bytes: &[u8] = bytemuck::cast_slice(&starts);
         let ptr = launcher.alloc("groups", bytes.len())?;
-        let done = launcher.upload(compute, bytes, ptr).and_then(|()| body(ptr));
+        let done = launcher
+            .upload(compute, bytes, ptr)
+            .and_then(|()| body(ptr));
         launcher.free(compute, ptr);
         done
     }

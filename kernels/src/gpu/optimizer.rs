@@ -76,7 +76,11 @@ impl<L: Launch> Optimizer for Gpu<L> {
     }
 
     /// In f64, in an order that depends on the length of `x` alone.
-    fn add_squares<T: Float>(&self, x: GpuRef<'_, L, T>, out: GpuMut<'_, L, f64>) -> Result<(), Error> {
+    fn add_squares<T: Float>(
+        &self,
+        x: GpuRef<'_, L, T>,
+        out: GpuMut<'_, L, f64>,
+    ) -> Result<(), Error> {
         let op = "add_squares";
         if out.len == 0 {
             return need(op, "out", 1, 0);

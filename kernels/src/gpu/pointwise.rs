@@ -74,7 +74,11 @@ impl<L: Launch> Pointwise for Gpu<L> {
         self.over::<E>(("add", "add"), x.len, &[x.ptr, y.ptr])
     }
 
-    fn add_rows<E: Float>(&self, dy: GpuRef<'_, L, E>, db: GpuMut<'_, L, E::Acc>) -> Result<(), Error> {
+    fn add_rows<E: Float>(
+        &self,
+        dy: GpuRef<'_, L, E>,
+        db: GpuMut<'_, L, E::Acc>,
+    ) -> Result<(), Error> {
         let op = "add_rows";
         let dim = db.len;
         let rows = dy.len.checked_div(dim).unwrap_or(0);
@@ -85,7 +89,11 @@ impl<L: Launch> Pointwise for Gpu<L> {
         self.launch(("add", &function), blocks as u64, [32, 32, 1], &args)
     }
 
-    fn cast<I: Float, O: Float>(&self, x: GpuRef<'_, L, I>, y: GpuMut<'_, L, O>) -> Result<(), Error> {
+    fn cast<I: Float, O: Float>(
+        &self,
+        x: GpuRef<'_, L, I>,
+        y: GpuMut<'_, L, O>,
+    ) -> Result<(), Error> {
         let op = "cast";
         need(op, "y", x.len, y.len)?;
         if TypeId::of::<I>() == TypeId::of::<O>() {

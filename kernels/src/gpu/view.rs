@@ -64,7 +64,10 @@ impl<L: Launch, T: Data> GpuRef<'_, L, T> {
     /// The elements, once what is on `queue` is done.
     pub(crate) fn read(&self, queue: Queue) -> Result<alloc::vec::Vec<T>, Error> {
         let mut host = alloc::vec![T::zeroed(); self.len];
-        let (stream, bytes) = (self.device.stream(queue), bytemuck::cast_slice_mut(&mut host));
+        let (stream, bytes) = (
+            self.device.stream(queue),
+            bytemuck::cast_slice_mut(&mut host),
+        );
         self.device.launcher.download(stream, self.ptr, bytes)?;
         Ok(host)
     }
@@ -76,7 +79,9 @@ impl<L: Launch, T: Data> GpuMut<'_, L, T> {
     pub(crate) fn write(&self, queue: Queue, host: &[T]) -> Result<(), Error> {
         crate::error::need("write", "host", self.len, host.len())?;
         let stream = self.device.stream(queue);
-        self.device.launcher.upload(stream, bytemuck::cast_slice(host), self.ptr)
+        self.device
+            .launcher
+            .upload(stream, bytemuck::cast_slice(host), self.ptr)
     }
 }
 

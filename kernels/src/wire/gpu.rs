@@ -68,7 +68,10 @@ impl<L: Launch, T: Wire> Staging<L, T> {
         let gpu = buf.gpu();
         let mut host = vec![T::zeroed(); Gpu::len(Gpu::whole(&buf))];
         // Without an event what compute has done so far with the buffer comes before.
-        gpu.wait(Queue::Comm, &after.clone().unwrap_or_else(|| gpu.record(Queue::Compute)));
+        gpu.wait(
+            Queue::Comm,
+            &after.clone().unwrap_or_else(|| gpu.record(Queue::Compute)),
+        );
         if after.is_some() {
             let part = Gpu::slice(Gpu::whole(&buf), goes.clone());
             host[goes].copy_from_slice(&part.read(Queue::Comm).map_err(reading)?);
@@ -84,7 +87,8 @@ impl<L: Launch, T: Wire> Staging<L, T> {
             return state;
         };
         let arrived = started.wait().and_then(|mut staged| {
-            let part = slice_mut::<Gpu<L>, T>(Gpu::whole_mut(&mut staged.device), self.comes.clone());
+            let part =
+                slice_mut::<Gpu<L>, T>(Gpu::whole_mut(&mut staged.device), self.comes.clone());
             part.write(Queue::Comm, &staged.host[self.comes.clone()])
                 .map_err(writing)?;
             Ok(staged.device)
@@ -96,7 +100,10 @@ impl<L: Launch, T: Wire> Staging<L, T> {
     }
 
     fn take(&self, instead: State<L, T>) -> State<L, T> {
-        replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), instead)
+        replace(
+            &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            instead,
+        )
     }
 
     fn finish(self) -> Result<(Gpu<L>, GpuBuf<L, T>, L::Event), Error> {
@@ -141,12 +148,18 @@ fn twice() -> Error {
 
 fn reading(error: crate::Error) -> Error {
     let reason = error.to_string();
-    Error::System { what: "read device memory", reason }
+    Error::System {
+        what: "read device memory",
+        reason,
+    }
 }
 
 fn writing(error: crate::Error) -> Error {
     let reason = error.to_string();
-    Error::System { what: "write device memory", reason }
+    Error::System {
+        what: "write device memory",
+        reason,
+    }
 }
 
 fn down<L: Launch, T: Data>(view: GpuRef<'_, L, T>) -> Result<Vec<T>, Error> {

@@ -100,12 +100,18 @@ fn tensor_cores(x: &Problem<bf16>, seed: u64) {
     let ds = 4.0 * u * d.sqrt();
     let reads = (x.spec.queries * x.spec.heads / x.spec.kv_heads) as f64 / x.spec.keys as f64;
     close("dq", &got.dq, &want.dq, |i| ds + u * want.dq[i].abs());
-    close("dk", &got.dk, &want.dk, |i| ds * (1.0 + reads) + u * want.dk[i].abs());
-    close("dv", &got.dv, &want.dv, |i| 2.0 * u * (1.0 + reads) + u * want.dv[i].abs());
+    close("dk", &got.dk, &want.dk, |i| {
+        ds * (1.0 + reads) + u * want.dk[i].abs()
+    });
+    close("dv", &got.dv, &want.dv, |i| {
+        2.0 * u * (1.0 + reads) + u * want.dv[i].abs()
+    });
     let log = device.launcher().take_log();
     let width = x.spec.head_dim.next_power_of_two().max(64);
-    let ran = |name: &str| assert!(log.contains(&format!("{name}_{width}")), "{name} {log:?}");
-    ["attention", "attention_delta", "attention_backward_kv", "attention_backward_q"].map(ran);
+    for name in ["", "_delta", "_backward_kv", "_backward_q"] {
+        let name = format!("attention{name}_{width}");
+        assert!(log.contains(&name), "{name} {log:?}");
+    }
     let said = device.explain_attention::<bf16>(&x.spec).unwrap();
     assert_eq!(said, format!("attention_mma: attention_{width}"));
 }
@@ -119,7 +125,10 @@ fn every_width_runs_on_the_tensor_cores() {
         let x = Problem::<bf16>::random(&mut rng, shape);
         tensor_cores(&x, seed as u64);
         if d == 64 || d == 136 {
-            let near = AttentionSpec { window: Some(19), ..shape };
+            let near = AttentionSpec {
+                window: Some(19),
+                ..shape
+            };
             let x = Problem::<bf16>::random(&mut rng, near).packed(&mut rng);
             tensor_cores(&x, seed as u64 + 1);
         }

@@ -318,7 +318,8 @@ pub fn near_naive_on<B: Attention>(dev: &B, size: &Size) {
             let one = exact + rounded;
             close("o", &got.o, &want.o, |i| one + out * want.o[i].abs());
             close("lse", &got.lse, &want.lse, |_| exact);
-            let ds = (exact + rounded / 4.0) * d.sqrt() * 8.0 + if out > acc { d.sqrt() * out * 2.0 } else { 0.0 };
+            let ds = (exact + rounded / 4.0) * d.sqrt() * 8.0
+                + if out > acc { d.sqrt() * out * 2.0 } else { 0.0 };
             let bound = |w: &[f64]| w.iter().map(|w| out * w.abs() + ds).collect::<Vec<_>>();
             let (dq, dk, dv) = (bound(&want.dq), bound(&want.dk), bound(&want.dv));
             close("dq", &got.dq, &want.dq, |i| dq[i]);

@@ -134,6 +134,7 @@ fn parts(
             Dtype::F32
         };
     }
+    set(&mut base.job.device, device.device.map(Into::into));
     set(&mut base.job.threads_per_rank, device.threads_per_rank);
     Ok(())
 }

@@ -6,6 +6,7 @@
 use super::args::{DeviceArgs, ModelArgs, OutputArgs};
 use super::words::{Device, DtypeWord, Launch, Log, Transport, spelt};
 use crate::failure::Failure;
+use crate::job::DeviceKind;
 
 pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
     if let Some(share) = args.dropout
@@ -20,7 +21,7 @@ pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
     if let Some(DtypeWord::Bf16) = args.dtype {
         return unbuilt("dtype", "bf16", "use f32 or f64");
     }
-    if let Some(device @ (Device::Emulated | Device::Cuda)) = args.device {
+    if let Some(device @ Device::Cuda) = args.device {
         return unbuilt("device", &spelt(device), "use cpu");
     }
     if let Some(Launch::Processes) = args.launch {
@@ -32,6 +33,14 @@ pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
         return unbuilt("transport", &spelt(transport), "use auto or local");
     }
     Ok(())
+}
+
+/// Only `verify` runs on the emulator.
+pub(super) fn emulated(device: DeviceKind) -> Result<(), Failure> {
+    match device {
+        DeviceKind::Cpu => Ok(()),
+        DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
+    }
 }
 
 pub(super) fn output(args: &OutputArgs) -> Result<(), Failure> {
