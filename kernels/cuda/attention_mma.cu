@@ -5,6 +5,8 @@
 //   backward   p = e^(s - lse)     ds = p (<do, v> - delta) scale [1 - (s / cap)^2]
 //              dv = sum of p do    dk = sum of ds q    dq = sum of ds k    delta = <do, o>
 //   rounding   w, p and ds are rounded to bf16 before they are multiplied, and nothing else inside
+//   dropout    w and p are multiplied by what is left of them before v and do, not in sums; ds takes
+//              <do, v> times it. The draws are those of the places of query and key in their sample
 //   hidden     key z from query s: another document, pos[z] > pos[s] (causal), or
 //              pos[s] - pos[z] >= window. A query that sees nothing: o = 0, lse = -inf, dq = 0
 //
@@ -30,12 +32,21 @@
 
 constexpr int ROWS = 64, THREADS = 128;
 
+// Tokens of all sequences: positions, and where they are given documents and places in the sample.
+struct Tokens {
+    const int *pos, *doc, *at;
+    i64 len;
+};
+
+// Of a call: its lengths, and who sees whom.
 struct Call {
     i64 queries, keys, heads, kv_heads, dim;
-    const int *q_pos, *k_pos, *q_doc, *k_doc;
+    Tokens q, k;
     i64 window;
     int causal;
     float scale, cap;
+    Dropout dropout;
+    i64 first_head;
 };
 
 // Rows of one head: row r is dim elements from at + r * stride on.
@@ -116,10 +127,11 @@ template <int N> __device__ inline void range(const int* x, i64 first, i64 len, 
     *high = (int)(__reduce_max_sync(FULL_WARP, most) ^ 0x80000000u);
 }
 
-template <int N> __device__ inline Span span_of(const int* pos, const int* doc, i64 sequence, i64 first, i64 len) {
-    Span span = {0, 0, 0, 0, first + N <= len};
-    range<N>(pos + sequence * len, first, len, &span.pos_low, &span.pos_high);
-    if (doc) range<N>(doc + sequence * len, first, len, &span.doc_low, &span.doc_high);
+template <int N> __device__ inline Span span_of(const Tokens& of, i64 sequence, i64 first) {
+    Span span = {0, 0, 0, 0, first + N <= of.len};
+    i64 at = sequence * of.len;
+    range<N>(of.pos + at, first, of.len, &span.pos_low, &span.pos_high);
+    if (of.doc) range<N>(of.doc + at, first, of.len, &span.doc_low, &span.doc_high);
     return span;
 }
 
@@ -134,15 +146,17 @@ __device__ inline bool all_see(const Call& call, const Span& q, const Span& k) {
 }
 
 struct Token {
-    int pos, doc;
+    int pos, doc, at;
     bool there;
 };
 
-__device__ inline Token token(const int* pos, const int* doc, i64 sequence, i64 at, i64 len) {
-    Token t = {0, 0, at < len};
+__device__ inline Token token(const Tokens& of, i64 sequence, i64 number) {
+    Token t = {0, 0, 0, number < of.len};
     if (!t.there) return t;
-    t.pos = pos[sequence * len + at];
-    if (doc) t.doc = doc[sequence * len + at];
+    i64 at = sequence * of.len + number;
+    t.pos = of.pos[at];
+    if (of.doc) t.doc = of.doc[at];
+    t.at = of.at ? of.at[at] : t.pos;
     return t;
 }
 
@@ -250,13 +264,14 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
     i64 first = (tiles - 1 - blockIdx.x % tiles) * ROWS, g = h / (call.heads / call.kv_heads);
     i64 row = first + warp_row();
     Head<O> o_rows = head_of(o, b, call.queries, call.heads, h, call.dim);
-    Span span = span_of<ROWS>(call.q_pos, call.q_doc, b, first, call.queries);
+    Span span = span_of<ROWS>(call.q, b, first);
     fetch<ROWS, W>(q_tile, head_of(q, b, call.queries, call.heads, h, call.dim), first);
+    Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[2];
     float top[2], sum[2], acc[W / 8][4] = {};
     for (int half = 0; half < 2; half++) {
         i64 s = row + lane() / 4 + 8 * half;
-        query[half] = token(call.q_pos, call.q_doc, b, s, call.queries);
+        query[half] = token(call.q, b, s);
         top[half] = minus_infinity();
         sum[half] = 0;
         if (STEP && s < call.queries) sum[half] = sums[bh * call.queries + s];
@@ -274,7 +289,7 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
     }
     auto k_rows = head_of(k, b, call.keys, call.kv_heads, g, call.dim);
     auto v_rows = head_of(v, b, call.keys, call.kv_heads, g, call.dim);
-    auto key_span = [&](i64 z0) { return span_of<KEYS>(call.k_pos, call.k_doc, b, z0, call.keys); };
+    auto key_span = [&](i64 z0) { return span_of<KEYS>(call.k, b, z0); };
     auto seen = [&](i64 z0) { return !none_sees(call, span, key_span(z0)); };
     pass<KEYS, W>(stages, k_rows, v_rows, seen, [&](i64 z0, const bf16* k_tile, const bf16* v_tile) {
         float s[KEYS / 8][4], m[2] = {top[0], top[1]}, base[2], part[2] = {};
@@ -284,7 +299,7 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
             for (int i = 0; i < 4; i++) {
                 s[j][i] = scored(call, s[j][i]);
                 if (!all) {
-                    Token key = token(call.k_pos, call.k_doc, b, z0 + 8 * j + lane() % 4 * 2 + i % 2, call.keys);
+                    Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
                     if (!sees(call, query[i / 2], key)) s[j][i] = minus_infinity();
                 }
                 m[i / 2] = max(m[i / 2], s[j][i]);
@@ -299,6 +314,9 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
             for (int i = 0; i < 4; i++) {
                 s[j][i] = power(s[j][i] - base[i / 2]);
                 part[i / 2] += s[j][i];
+                if (!call.dropout.least) continue;
+                Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
+                s[j][i] *= (float)left_of(call.dropout, draws, query[i / 2].at, key.at);
             }
         }
         for (int half = 0; half < 2; half++) {
@@ -340,14 +358,15 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
     bf16 *q_tile = (bf16*)memory, *do_tile = q_tile + ROWS * W, *stages = do_tile + ROWS * W;
     i64 tiles = (call.queries + ROWS - 1) / ROWS, bh = blockIdx.x / tiles, b = bh / call.heads, h = bh % call.heads;
     i64 first = (tiles - 1 - blockIdx.x % tiles) * ROWS, g = h / (call.heads / call.kv_heads);
-    Span span = span_of<ROWS>(call.q_pos, call.q_doc, b, first, call.queries);
+    Span span = span_of<ROWS>(call.q, b, first);
     fetch<ROWS, W>(q_tile, head_of(q, b, call.queries, call.heads, h, call.dim), first);
     fetch<ROWS, W>(do_tile, head_of(dout, b, call.queries, call.heads, h, call.dim), first);
+    Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[2];
     float log_sum[2] = {}, pull[2] = {}, acc[W / 8][4] = {};
     for (int half = 0; half < 2; half++) {
         i64 s = first + warp_row() + lane() / 4 + 8 * half;
-        query[half] = token(call.q_pos, call.q_doc, b, s, call.queries);
+        query[half] = token(call.q, b, s);
         if (s >= call.queries) continue;
         log_sum[half] = lse[bh * call.queries + s];
         pull[half] = delta[bh * call.queries + s];
@@ -355,7 +374,7 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
     auto k_rows = head_of(k, b, call.keys, call.kv_heads, g, call.dim);
     auto v_rows = head_of(v, b, call.keys, call.kv_heads, g, call.dim);
     auto seen = [&](i64 z0) {
-        return !none_sees(call, span, span_of<N>(call.k_pos, call.k_doc, b, z0, call.keys));
+        return !none_sees(call, span, span_of<N>(call.k, b, z0));
     };
     pass<N, W>(stages, k_rows, v_rows, seen, [&](i64 z0, const bf16* k_tile, const bf16* v_tile) {
         float s[N / 8][4], dp[N / 8][4];
@@ -363,9 +382,10 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
         dots<N, W>(dp, do_tile, warp_row(), v_tile, call.dim);
         for (int j = 0; j < N / 8; j++) {
             for (int i = 0; i < 4; i++) {
-                Token key = token(call.k_pos, call.k_doc, b, z0 + 8 * j + lane() % 4 * 2 + i % 2, call.keys);
+                Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
                 float score = scored(call, s[j][i]), p = power(score - log_sum[i / 2]);
                 bool there = sees(call, query[i / 2], key);
+                if (call.dropout.least) dp[j][i] *= (float)left_of(call.dropout, draws, query[i / 2].at, key.at);
                 s[j][i] = there ? p * slope(call, score) * (dp[j][i] - pull[i / 2]) : 0;
             }
         }
@@ -388,18 +408,19 @@ __device__ void backward_kv(const Call& call, const bf16* q, const bf16* k, cons
     i64 first = part % tiles * ROWS;
     int c0 = blockIdx.x % (W / COLS) * COLS;
     if (c0 >= call.dim) return;
-    Span span = span_of<ROWS>(call.k_pos, call.k_doc, b, first, call.keys);
+    Span span = span_of<ROWS>(call.k, b, first);
     fetch<ROWS, W>(k_tile, head_of(k, b, call.keys, call.kv_heads, g, call.dim), first);
     fetch<ROWS, W>(v_tile, head_of(v, b, call.keys, call.kv_heads, g, call.dim), first);
     Token key[2];
     float dk_acc[COLS / 8][4] = {}, dv_acc[COLS / 8][4] = {};
     for (int half = 0; half < 2; half++)
-        key[half] = token(call.k_pos, call.k_doc, b, first + warp_row() + lane() / 4 + 8 * half, call.keys);
+        key[half] = token(call.k, b, first + warp_row() + lane() / 4 + 8 * half);
     auto seen = [&](i64 s0) {
-        return !none_sees(call, span_of<N>(call.q_pos, call.q_doc, b, s0, call.queries), span);
+        return !none_sees(call, span_of<N>(call.q, b, s0), span);
     };
     for (i64 h = g * group; h < (g + 1) * group; h++) {
         i64 stat = (b * call.heads + h) * call.queries;
+        Words draws = draws_of(call.dropout, b, call.first_head + h);
         auto q_rows = head_of(q, b, call.queries, call.heads, h, call.dim);
         auto do_rows = head_of(dout, b, call.queries, call.heads, h, call.dim);
         pass<N, W>(stages, q_rows, do_rows, seen, [&](i64 s0, const bf16* q_tile, const bf16* do_tile) {
@@ -409,12 +430,15 @@ __device__ void backward_kv(const Call& call, const bf16* q, const bf16* k, cons
             for (int j = 0; j < N / 8; j++) {
                 for (int i = 0; i < 4; i++) {
                     i64 at = s0 + 8 * j + lane() % 4 * 2 + i % 2;
-                    Token query = token(call.q_pos, call.q_doc, b, at, call.queries);
+                    Token query = token(call.q, b, at);
                     float score = scored(call, s[j][i]), pull = dp[j][i];
                     s[j][i] = dp[j][i] = 0;
                     if (!sees(call, query, key[i / 2])) continue;
-                    s[j][i] = power(score - lse[stat + at]);
-                    dp[j][i] = s[j][i] * slope(call, score) * (pull - delta[stat + at]);
+                    float left = 1, p = power(score - lse[stat + at]);
+                    if (call.dropout.least)
+                        left = (float)left_of(call.dropout, draws, query.at, key[i / 2].at);
+                    s[j][i] = p * left;
+                    dp[j][i] = p * slope(call, score) * (pull * left - delta[stat + at]);
                 }
             }
             mix<N, COLS, W>(dv_acc, s, do_tile, c0, call.dim);
@@ -454,11 +478,14 @@ __device__ void delta(const bf16* dout, const bf16* o, float* delta, i64 queries
 
 #define CALL_PARAMS                                                                                                \
     i64 queries, i64 keys, i64 heads, i64 kv_heads, i64 dim, const int *q_pos, const int *k_pos, const int *q_doc, \
-        const int *k_doc, i64 window, int causal, double scale, double cap
-#define CALL                                                                                                         \
-    Call {                                                                                                           \
-        queries, keys, heads, kv_heads, dim, q_pos, k_pos, q_doc, k_doc, window, causal, (float)scale, (float)cap    \
+        const int *k_doc, const int *q_at, const int *k_at, i64 window, int causal, double scale, double cap,      \
+        u32 least, u32 site, double left, i64 seed, i64 step, i64 sample, i64 first_head
+#define CALL                                                                                                       \
+    Call {                                                                                                         \
+        queries, keys, heads, kv_heads, dim, {q_pos, q_doc, q_at, queries}, {k_pos, k_doc, k_at, keys}, window,    \
+            causal, (float)scale, (float)cap, {least, site, left, (u64)seed, (u64)step, (u64)sample}, first_head     \
     }
+
 #define GIVEN const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, const float *delta_bhs
 
 // W, keys a block of forward, columns of dk and dv a block, rows a block of backward.

@@ -4,6 +4,8 @@
 //   forward    w = e^(s - max), sum = sum of w, o = (sum of w v) / sum, lse = max + ln sum
 //   backward   p = e^(s - lse)     ds = p (<do, v> - delta) scale [1 - (s / cap)^2]
 //              dv = sum of p do    dk = sum of ds q    dq = sum of ds k    delta = <do, o>
+//   dropout    w and p are multiplied by what is left of them before v and do, not in sums; ds takes
+//              <do, v> times it. The draws are those of the places of query and key in their sample
 //   hidden     key z from query s: another document, pos[z] > pos[s] (causal), or
 //              pos[s] - pos[z] >= window. A query that sees nothing: o = 0, lse = -inf, dq = 0
 //
@@ -28,25 +30,35 @@ template <class T> struct Head {
     i64 stride, len;
 };
 
+// Tokens of all sequences: positions, and where they are given documents and places in the sample.
+struct Tokens {
+    const int *pos, *doc, *at;
+    i64 len;
+};
+
 // Of a call: its lengths, and who sees whom.
 struct Call {
     i64 queries, keys, heads, kv_heads, dim;
-    const int *q_pos, *k_pos, *q_doc, *k_doc;
+    Tokens q, k;
     i64 window;
     int causal;
     double scale, cap;
+    Dropout dropout;
+    i64 first_head;
 };
 
 struct Token {
-    int pos, doc;
+    int pos, doc, at;
     bool there;
 };
 
-__device__ inline Token token(const int* pos, const int* doc, i64 sequence, i64 at, i64 len) {
-    Token t = {0, 0, at < len};
+__device__ inline Token token(const Tokens& of, i64 sequence, i64 number) {
+    Token t = {0, 0, 0, number < of.len};
     if (!t.there) return t;
-    t.pos = pos[sequence * len + at];
-    if (doc) t.doc = doc[sequence * len + at];
+    i64 at = sequence * of.len + number;
+    t.pos = of.pos[at];
+    if (of.doc) t.doc = of.doc[at];
+    t.at = of.at ? of.at[at] : t.pos;
     return t;
 }
 
@@ -173,11 +185,12 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
     Head<const T> k_rows = head_of(k, b, call.keys, call.kv_heads, g, dim);
     Head<const T> v_rows = head_of(v, b, call.keys, call.kv_heads, g, dim);
     Head<O> o_rows = head_of(o, b, call.queries, call.heads, h, dim);
+    Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[4];
     A top[4], sum[4], acc[C][4][4] = {};
     for (int i = 0; i < 4; i++) {
         i64 s = first + down() + 8 * i;
-        query[i] = token(call.q_pos, call.q_doc, b, s, call.queries);
+        query[i] = token(call.q, b, s);
         top[i] = minus_infinity<A>();
         sum[i] = 0;
         if (STEP && s < call.queries) sum[i] = sums[bh * call.queries + s];
@@ -191,7 +204,7 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
     for (i64 z0 = 0; z0 < call.keys; z0 += COLS) {
         Token key[4];
         bool any = false;
-        for (int j = 0; j < 4; j++) key[j] = token(call.k_pos, call.k_doc, b, z0 + across() + 16 * j, call.keys);
+        for (int j = 0; j < 4; j++) key[j] = token(call.k, b, z0 + across() + 16 * j);
         each([&](int i, int j) { any |= sees(call, query[i], key[j]); });
         if (!__syncthreads_or(any)) continue;
         A s[4][4];
@@ -207,8 +220,9 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
             A base = m == minus_infinity<A>() ? 0 : m, fade = exponential(top[i] - base);
             for (int j = 0; j < 4; j++) {
                 A w = exponential(s[i][j] - base);
-                weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = w;
                 part += w;
+                if (call.dropout.least) w *= (A)left_of(call.dropout, draws, query[i].at, key[j].at);
+                weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = w;
             }
             for (int far = 8; far > 0; far /= 2) part += __shfl_xor_sync(FULL_WARP, part, far);
             top[i] = m;
@@ -267,18 +281,19 @@ __device__ void backward_q(const Call& call, const T* q, const T* k, const T* v,
     Head<const T> do_rows = head_of(dout, b, call.queries, call.heads, h, dim);
     Head<const T> k_rows = head_of(k, b, call.keys, call.kv_heads, g, dim);
     Head<const T> v_rows = head_of(v, b, call.keys, call.kv_heads, g, dim);
+    Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[4];
     A log_sum[4], pull[4], acc[C][4][4] = {};
     for (int i = 0; i < 4; i++) {
         i64 s = first + down() + 8 * i;
-        query[i] = token(call.q_pos, call.q_doc, b, s, call.queries);
+        query[i] = token(call.q, b, s);
         log_sum[i] = s < call.queries ? lse[bh * call.queries + s] : (A)0;
         pull[i] = s < call.queries ? delta[bh * call.queries + s] : (A)0;
     }
     for (i64 z0 = 0; z0 < call.keys; z0 += COLS) {
         Token key[4];
         bool any = false;
-        for (int j = 0; j < 4; j++) key[j] = token(call.k_pos, call.k_doc, b, z0 + across() + 16 * j, call.keys);
+        for (int j = 0; j < 4; j++) key[j] = token(call.k, b, z0 + across() + 16 * j);
         each([&](int i, int j) { any |= sees(call, query[i], key[j]); });
         if (!__syncthreads_or(any)) continue;
         A s[4][4], dp[4][4];
@@ -286,6 +301,7 @@ __device__ void backward_q(const Call& call, const T* q, const T* k, const T* v,
         dots<T>(dp, row_slice, col_slice, do_rows, first, v_rows, z0, dim);
         each([&](int i, int j) {
             A score = scored(call, s[i][j]), ds = 0;
+            if (call.dropout.least) dp[i][j] *= (A)left_of(call.dropout, draws, query[i].at, key[j].at);
             if (sees(call, query[i], key[j]))
                 ds = exponential(score - log_sum[i]) * slope(call, score) * (dp[i][j] - pull[i]);
             weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = ds;
@@ -309,16 +325,17 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
     Head<const T> v_rows = head_of(v, b, call.keys, call.kv_heads, g, dim);
     Token key[4];
     A dk_acc[C][4][4] = {}, dv_acc[C][4][4] = {};
-    for (int i = 0; i < 4; i++) key[i] = token(call.k_pos, call.k_doc, b, first + down() + 8 * i, call.keys);
+    for (int i = 0; i < 4; i++) key[i] = token(call.k, b, first + down() + 8 * i);
     for (i64 h = g * group; h < (g + 1) * group; h++) {
         Head<const T> q_rows = head_of(q, b, call.queries, call.heads, h, dim);
         Head<const T> do_rows = head_of(dout, b, call.queries, call.heads, h, dim);
         i64 stat = (b * call.heads + h) * call.queries;
+        Words draws = draws_of(call.dropout, b, call.first_head + h);
         for (i64 s0 = 0; s0 < call.queries; s0 += COLS) {
             Token query[4];
             bool any = false;
             for (int j = 0; j < 4; j++)
-                query[j] = token(call.q_pos, call.q_doc, b, s0 + across() + 16 * j, call.queries);
+                query[j] = token(call.q, b, s0 + across() + 16 * j);
             each([&](int i, int j) { any |= sees(call, query[j], key[i]); });
             if (!__syncthreads_or(any)) continue;
             A s[4][4], dp[4][4];
@@ -329,8 +346,11 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
                 s[i][j] = 0;
                 if (sees(call, query[j], key[i])) {
                     i64 at = stat + s0 + across() + 16 * j;
+                    A left = 1;
+                    if (call.dropout.least) left = (A)left_of(call.dropout, draws, query[j].at, key[i].at);
                     p = exponential(score - lse[at]);
-                    s[i][j] = p * slope(call, score) * (dp[i][j] - delta[at]);
+                    s[i][j] = p * slope(call, score) * (dp[i][j] * left - delta[at]);
+                    p *= left;
                 }
                 weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = p;
             });
@@ -346,9 +366,13 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
 
 #define CALL_PARAMS                                                                                                \
     i64 queries, i64 keys, i64 heads, i64 kv_heads, i64 dim, const int *q_pos, const int *k_pos, const int *q_doc, \
-        const int *k_doc, i64 window, int causal, double scale, double cap
-#define CALL \
-    Call { queries, keys, heads, kv_heads, dim, q_pos, k_pos, q_doc, k_doc, window, causal, scale, cap }
+        const int *k_doc, const int *q_at, const int *k_at, i64 window, int causal, double scale, double cap,      \
+        u32 least, u32 site, double left, i64 seed, i64 step, i64 sample, i64 first_head
+#define CALL                                                                                                       \
+    Call {                                                                                                         \
+        queries, keys, heads, kv_heads, dim, {q_pos, q_doc, q_at, queries}, {k_pos, k_doc, k_at, keys}, window,    \
+            causal, (double)scale, (double)cap, {least, site, left, (u64)seed, (u64)step, (u64)sample}, first_head     \
+    }
 
 #define BY_WIDTH(T, C, t)                                                                                           \
     KERNEL(128, attention_##t##_##C)                                                                                \

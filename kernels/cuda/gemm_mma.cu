@@ -36,6 +36,7 @@ template <class O> struct Fused {
     O* c;
     i64 n;
     int accumulate, gelu, wide;
+    O* kept;
 };
 
 // The offset of the 16-byte chunk of element (x, k) in a slice of X rows or columns.
@@ -185,6 +186,68 @@ struct Linear {
     }
 };
 
+// What a layer and its activation do in one pass. `kept` is what the activation was given, m x n,
+// rounded as it is stored; backward reads it.
+//   GeluKeep         kept = sum + bias, c = gelu(kept)
+//   GeluBackward     c = sum gelu'(kept): sum is the gradient of gelu's output
+//   SwigluKeep       columns 2i are gates, 2i + 1 are what they let through: kept = sum,
+//                    c[i] = silu(kept[2i]) kept[2i + 1], of n / 2 columns
+//   SwigluBackward   sum[i] is the gradient of that: c of 2n columns, as kept
+struct GeluKeep {
+    template <class O>
+    __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
+        i64 at = row * args.n + col;
+        if (args.bias) {
+            Pack<float, 4> bias = neighbours(args.bias + col, n, args.wide);
+            for (int i = 0; i < 4; i++) v.at[i] += bias.at[i];
+        }
+        give(args.kept + at, n, args.wide, v);
+        for (int i = 0; i < 4; i++) v.at[i] = gelu_of(v.at[i]);
+        give(args.c + at, n, args.wide, v);
+    }
+};
+
+struct GeluBackward {
+    template <class O>
+    __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
+        Pack<float, 4> kept = neighbours<O>(args.kept + row * args.n + col, n, args.wide);
+        const float twice = 1.5957691216057308f, cubic = 0.044715f;
+        for (int i = 0; i < 4; i++) {
+            float x = kept.at[i], s = 1 / (1 + expf(-(twice * (x + cubic * x * x * x))));
+            v.at[i] *= s + x * s * (1 - s) * twice * (1 + 3 * cubic * x * x);
+        }
+        give(args.c + row * args.n + col, n, args.wide, v);
+    }
+};
+
+struct SwigluKeep {
+    template <class O>
+    __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
+        give(args.kept + row * args.n + col, n, args.wide, v);
+        for (int i = 0; i + 1 < n; i += 2) {
+            float gate = v.at[i], y = gate / (1 + expf(-gate)) * v.at[i + 1];
+            args.c[(row * args.n + col + i) / 2] = narrow<O>(y);
+        }
+    }
+};
+
+struct SwigluBackward {
+    template <class O>
+    __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
+        for (int i = 0; i < n; i += 2) {
+            i64 at = 2 * (row * args.n + col + i);
+            int pairs = 2 * (n - i < 2 ? n - i : 2);
+            Pack<float, 4> x = neighbours<O>(args.kept + at, pairs, args.wide), dx = {};
+            for (int p = 0; p < 2; p++) {
+                float gate = x.at[2 * p], up = x.at[2 * p + 1], s = 1 / (1 + expf(-gate)), dy = v.at[(i + p) % 4];
+                dx.at[2 * p] = dy * up * s * (1 + gate * (1 - s));
+                dx.at[2 * p + 1] = dy * gate * s;
+            }
+            give(args.c + at, pairs, args.wide, dx);
+        }
+    }
+};
+
 typedef TileOf<64, 64, 32, 32, 3> Small;
 typedef TileOf<128, 128, 64, 32, 4> Middle;
 typedef TileOf<128, 256, 64, 64, 4> Large;
@@ -205,8 +268,17 @@ template <class Tile> __device__ inline void tile_of(i64 block, i64 m, i64 n, i6
      int gelu, int wide) {                                                                                           \
         i64 row0, col0;                                                                                              \
         tile_of<Tile>(blockIdx.x, m, n, &row0, &col0);                                                               \
-        Fused<O> args = {bias, residual, c, n, accumulate, gelu, wide};                                              \
+        Fused<O> args = {bias, residual, c, n, accumulate, gelu, wide, 0};                                              \
         product<Tile, Epilogue, AT, BT, WIDE>(a, b, args, row0, col0, m, n, k);                                      \
+    }
+
+#define FUSED(Tile, Epilogue, BT, WIDE, name)                                                                        \
+    KERNEL(Tile::THREADS, fused_##name)                                                                              \
+    (const bf16* a, const bf16* b, const bf16* bias, bf16* kept, bf16* c, i64 m, i64 n, i64 k, int wide) {           \
+        i64 row0, col0;                                                                                              \
+        tile_of<Tile>(blockIdx.x, m, n, &row0, &col0);                                                               \
+        Fused<bf16> args = {bias, 0, c, n, 0, 0, wide, kept};                                                        \
+        product<Tile, Epilogue, false, BT, WIDE>(a, b, args, row0, col0, m, n, k);                                   \
     }
 
 // Rows of group g lie from starts[g] on; b holds a matrix a group. The blocks of a group follow those
@@ -222,7 +294,7 @@ template <class Tile> __device__ inline void tile_of(i64 block, i64 m, i64 n, i6
         }                                                                                                            \
         i64 first = starts[g], m = starts[g + 1] - first, row0, col0;                                                \
         tile_of<Tile>(block, m, n, &row0, &col0);                                                                    \
-        Fused<O> args = {0, 0, c + first * n, n, accumulate, 0, wide};                                               \
+        Fused<O> args = {0, 0, c + first * n, n, accumulate, 0, wide, 0};                                               \
         product<Tile, Epilogue, false, BT, WIDE>(a + first * k, b + g * n * k, args, row0, col0, m, n, k);           \
     }
 
@@ -234,7 +306,7 @@ template <class Tile> __device__ inline void tile_of(i64 block, i64 m, i64 n, i6
         i64 first = starts[g], k = starts[g + 1] - first, row0, col0;                                                \
         if (k == 0) return;                                                                                          \
         tile_of<Tile>(blockIdx.x % tiles, m, n, &row0, &col0);                                                       \
-        Fused<float> args = {0, 0, c + g * m * n, n, 1, 0, wide};                                                    \
+        Fused<float> args = {0, 0, c + g * m * n, n, 1, 0, wide, 0};                                                    \
         product<Tile, Epilogue, true, false, WIDE>(a + first * m, b + first * n, args, row0, col0, m, n, k);         \
     }
 
@@ -261,3 +333,13 @@ GROUPED(Middle, Linear, bf16, true, true, nt_bf16_128x128)
 GROUPED_WEIGHT(Small, Linear, true, bf16_64x64)
 GROUPED_WEIGHT(Small, Linear, false, bf16_64x64_narrow)
 GROUPED_WEIGHT(Middle, Linear, true, bf16_128x128)
+
+#define ACTIVATION(Tile, WIDE, name)                                  \
+    FUSED(Tile, GeluKeep, true, WIDE, gelu_##name)                    \
+    FUSED(Tile, GeluBackward, false, WIDE, gelu_backward_##name)      \
+    FUSED(Tile, SwigluKeep, true, WIDE, swiglu_##name)                \
+    FUSED(Tile, SwigluBackward, false, WIDE, swiglu_backward_##name)
+
+ACTIVATION(Small, true, 64x64)
+ACTIVATION(Small, false, 64x64_narrow)
+ACTIVATION(Middle, true, 128x128)

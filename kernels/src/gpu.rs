@@ -16,6 +16,7 @@
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod fused;
 mod gemm;
 mod moe;
 mod norm;
@@ -39,6 +40,7 @@ use crate::error::need;
 use crate::launch::{Arg, Call, Launch, Stream};
 use crate::{Backend, Data, Error, Float, Meter, Queue, Tag};
 
+pub use fused::{Activation, FusedSpec};
 pub use view::{GpuMut, GpuRef};
 
 /// A GPU behind a launcher. Clones are the same device.

@@ -317,7 +317,7 @@ fn tiles(batch: usize, heads: usize, rows: usize, tile: usize) -> u64 {
 }
 
 /// What all tiled kernels take last.
-fn call<L: Launch>(spec: &AttentionSpec, places: &Places<GpuRef<'_, L, i32>>) -> [Arg; 13] {
+fn call<L: Launch>(spec: &AttentionSpec, places: &Places<GpuRef<'_, L, i32>>) -> [Arg; 22] {
     let documents = places.documents.map_or((0, 0), |(q, k)| (q.ptr, k.ptr));
     let window = spec.window.and_then(|w| i64::try_from(w).ok());
     [
@@ -330,9 +330,18 @@ fn call<L: Launch>(spec: &AttentionSpec, places: &Places<GpuRef<'_, L, i32>>) ->
         Arg::Ptr(places.k_pos.ptr),
         Arg::Ptr(documents.0),
         Arg::Ptr(documents.1),
+        Arg::Ptr(0),
+        Arg::Ptr(0),
         Arg::I64(window.unwrap_or(i64::MAX)),
         Arg::I32(spec.causal.into()),
         Arg::F64(spec.scale),
         Arg::F64(0.0),
+        Arg::U32(0),
+        Arg::U32(0),
+        Arg::F64(1.0),
+        Arg::I64(0),
+        Arg::I64(0),
+        Arg::I64(0),
+        Arg::I64(0),
     ]
 }

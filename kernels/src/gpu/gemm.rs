@@ -18,7 +18,7 @@ const SIMT: u64 = 64;
 
 /// How a product in bf16 is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tile {
+pub(super) struct Tile {
     rows: u64,
     columns: u64,
     threads: u32,
@@ -46,12 +46,17 @@ impl Tile {
         }
     }
 
-    fn count(&self, m: usize, n: usize) -> u64 {
+    pub(super) fn count(&self, m: usize, n: usize) -> u64 {
         (m as u64).div_ceil(self.rows) * (n as u64).div_ceil(self.columns)
     }
 
     /// The largest of which each multiprocessor gets one. Every tile gives the same bits.
-    fn of(wide: bool, most: u64, multiprocessors: u32, count: impl Fn(&Self) -> u64) -> Self {
+    pub(super) fn of(
+        wide: bool,
+        most: u64,
+        multiprocessors: u32,
+        count: impl Fn(&Self) -> u64,
+    ) -> Self {
         let fits = |t: &&Self| t.columns <= most && count(t) >= u64::from(multiprocessors);
         let found = Self::ALL.iter().filter(|_| wide).find(fits);
         Self {
@@ -60,12 +65,12 @@ impl Tile {
         }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let narrow = if self.wide { "" } else { "_narrow" };
         format!("{}x{}{narrow}", self.rows, self.columns)
     }
 
-    fn block(&self) -> ([u32; 3], u32) {
+    pub(super) fn block(&self) -> ([u32; 3], u32) {
         let slices = self.stages * (self.rows + self.columns) as u32 * 32 * 2;
         ([self.threads, 1, 1], slices)
     }
@@ -85,12 +90,12 @@ fn is_bf16<T: Float>() -> bool {
 }
 
 /// Whether rows of so many bf16 are whole chunks, and begin at them.
-fn chunks(rows: [usize; 2], ptrs: [u64; 2]) -> bool {
+pub(super) fn chunks(rows: [usize; 2], ptrs: [u64; 2]) -> bool {
     rows.iter().all(|r| r.is_multiple_of(8)) && ptrs.iter().all(|p| p.is_multiple_of(16))
 }
 
 /// Whether 4 neighbours of a row of `n` may be moved at once.
-fn fours(n: usize, ptrs: &[u64]) -> Arg {
+pub(super) fn fours(n: usize, ptrs: &[u64]) -> Arg {
     Arg::I32((n.is_multiple_of(4) && ptrs.iter().all(|p| p.is_multiple_of(16))).into())
 }
 

@@ -19,6 +19,7 @@ mod embedding;
 mod flash;
 #[path = "../matrix_laws/gemm.rs"]
 mod gemm;
+mod golden;
 mod instructions;
 mod laws;
 #[path = "../laws/moe.rs"]
@@ -27,6 +28,7 @@ mod moe;
 mod norm;
 #[path = "../laws/optimizer.rs"]
 mod optimizer;
+mod own_kernels;
 #[path = "../matrix_laws/pieces.rs"]
 mod pieces;
 mod planted;
