@@ -38,7 +38,7 @@ use half::bf16;
 
 use crate::error::need;
 use crate::launch::{Arg, Call, Launch, Stream};
-use crate::{Backend, Data, Error, Float, Meter, Queue, Tag};
+use crate::{Backend, Data, Dropout, Error, Float, Meter, Queue, Tag};
 
 pub use fused::{Activation, FusedSpec};
 pub use view::{GpuMut, GpuRef};
@@ -341,6 +341,22 @@ fn packed<E: Float>(
         true => (format!("{name}_{suffix}_wide"), pack),
         false => (format!("{name}_{suffix}"), 1),
     })
+}
+
+/// What kernels take to draw what is let go; of none, nothing is.
+fn draws(of: Option<Dropout>) -> [Arg; 6] {
+    let Some(of) = of else {
+        let none = Arg::I64(0);
+        return [Arg::U32(0), Arg::U32(0), Arg::F64(1.0), none, none, none];
+    };
+    [
+        Arg::U32(of.least()),
+        Arg::U32(of.site),
+        Arg::F64(of.scale()),
+        Arg::I64(of.seed as i64),
+        Arg::I64(of.step as i64),
+        Arg::I64(of.sample as i64),
+    ]
 }
 
 /// A number in the accumulation type of `E`.

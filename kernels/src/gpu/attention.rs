@@ -8,7 +8,7 @@ use core::any::TypeId;
 
 use half::bf16;
 
-use super::{Gpu, GpuMut, GpuRef, len, pointers, suffix};
+use super::{Gpu, GpuMut, GpuRef, draws, len, pointers, suffix};
 use crate::attention::Lens;
 use crate::error::need;
 use crate::launch::{Arg, Launch};
@@ -307,6 +307,7 @@ fn check<L: Launch, E: Float>(
         q_pos: places.q_pos.len,
         k_pos: places.k_pos.len,
         documents: places.documents.map(|(q, k)| (q.len, k.len)),
+        at: places.at.map(|(q, k)| (q.len, k.len)),
     };
     spec.check(op, [qkv.0.len, qkv.1.len, qkv.2.len], places)
 }
@@ -319,6 +320,8 @@ fn tiles(batch: usize, heads: usize, rows: usize, tile: usize) -> u64 {
 /// What all tiled kernels take last.
 fn call<L: Launch>(spec: &AttentionSpec, places: &Places<GpuRef<'_, L, i32>>) -> [Arg; 22] {
     let documents = places.documents.map_or((0, 0), |(q, k)| (q.ptr, k.ptr));
+    let at = places.at.map_or((0, 0), |(q, k)| (q.ptr, k.ptr));
+    let [least, site, left, seed, step, sample] = draws(spec.dropout.map(|of| of.dropout));
     let window = spec.window.and_then(|w| i64::try_from(w).ok());
     [
         len(spec.queries),
@@ -330,18 +333,18 @@ fn call<L: Launch>(spec: &AttentionSpec, places: &Places<GpuRef<'_, L, i32>>) ->
         Arg::Ptr(places.k_pos.ptr),
         Arg::Ptr(documents.0),
         Arg::Ptr(documents.1),
-        Arg::Ptr(0),
-        Arg::Ptr(0),
+        Arg::Ptr(at.0),
+        Arg::Ptr(at.1),
         Arg::I64(window.unwrap_or(i64::MAX)),
         Arg::I32(spec.causal.into()),
         Arg::F64(spec.scale),
         Arg::F64(0.0),
-        Arg::U32(0),
-        Arg::U32(0),
-        Arg::F64(1.0),
-        Arg::I64(0),
-        Arg::I64(0),
-        Arg::I64(0),
-        Arg::I64(0),
+        least,
+        site,
+        left,
+        seed,
+        step,
+        sample,
+        len(spec.dropout.map_or(0, |of| of.first_head)),
     ]
 }

@@ -1,12 +1,12 @@
-//! Pointwise ops: cuda/swiglu.cu, gelu.cu, add.cu, cast.cu.
+//! Pointwise ops: cuda/swiglu.cu, gelu.cu, add.cu, dropout.cu, cast.cu.
 
 use alloc::format;
 use core::any::TypeId;
 
-use super::{Gpu, GpuMut, GpuRef, len, packed, suffix};
+use super::{Gpu, GpuMut, GpuRef, draws, len, packed, pointers, suffix};
 use crate::error::need;
 use crate::launch::{Arg, Launch};
-use crate::{Error, Float, Pointwise};
+use crate::{DropoutSpec, Error, Float, Pointwise};
 
 impl<L: Launch> Gpu<L> {
     /// Launches a kernel over arrays of `n` elements of `E` each.
@@ -87,6 +87,22 @@ impl<L: Launch> Pointwise for Gpu<L> {
         let args = [Arg::Ptr(dy.ptr), Arg::Ptr(db.ptr), len(rows), len(dim)];
         let blocks = if rows == 0 { 0 } else { dim.div_ceil(32) };
         self.launch(("add", &function), blocks as u64, [32, 32, 1], &args)
+    }
+
+    fn dropout<E: Float>(
+        &self,
+        spec: &DropoutSpec,
+        at: GpuRef<'_, L, i32>,
+        x: GpuMut<'_, L, E>,
+    ) -> Result<(), Error> {
+        let op = "dropout";
+        need(op, "x", at.len * spec.width, x.len)?;
+        let function = format!("dropout_{}", suffix::<E>(op)?);
+        let mut args = pointers(&[x.ptr, at.ptr]);
+        args.extend([at.len, spec.width, spec.first, spec.rows.max(1)].map(len));
+        args.extend(draws(Some(spec.dropout)));
+        let fours = at.len * spec.width.div_ceil(4);
+        self.launch_flat(("dropout", &function), fours, 1, &args)
     }
 
     fn cast<I: Float, O: Float>(

@@ -38,6 +38,7 @@ const OPS: &[(Law, &[&str])] = &[
         pointwise::gelu::<_, f32>,
         &["gelu_f32", "gelu_backward_f32"],
     ),
+    (pointwise::dropout_by_place::<_, f32>, &["dropout_f32"]),
     (pointwise::sums::<_, f32>, &["add_f32", "add_rows_f32"]),
     (pointwise::casts::<_, f32>, &["cast_f32_bf16"]),
     (embedding::looks_up::<_, f32>, &["embedding_f32"]),

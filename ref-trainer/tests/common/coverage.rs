@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::CpComm;
@@ -30,7 +31,7 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 28] = [
+const PAIRED: [&str; 31] = [
     "dp",
     "tp",
     "pp",
@@ -59,7 +60,12 @@ const PAIRED: [&str; 28] = [
     "capacity",
     "aux loss",
     "shared experts",
+    "selective recompute",
+    "full recompute",
+    "dropout",
 ];
+/// A draw has one of these at most.
+const MODES: [&str; 2] = ["selective recompute", "full recompute"];
 /// Only one of these is in a draw, so that each is in a tenth of those that could have it.
 const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
@@ -116,6 +122,9 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
             m.kv_heads / l.tp < l.ulysses(),
         ),
         everywhere("documents", draw.job.pack_documents),
+        everywhere("selective recompute", l.recompute == Recompute::Selective),
+        everywhere("full recompute", l.recompute == Recompute::Full),
+        everywhere("dropout", m.dropout > 0.0),
         everywhere("window", m.window.is_some_and(|w| w < b.seq)),
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),
@@ -223,7 +232,8 @@ impl Coverage {
         let on = |name: &str| features.iter().any(|f| f.name == name && f.on);
         for (i, a) in PAIRED.iter().enumerate() {
             for b in &PAIRED[i + 1..] {
-                if KINDS.contains(a) && KINDS.contains(b) {
+                let either = |one: &[&str]| one.contains(a) && one.contains(b);
+                if either(&KINDS) || either(&MODES) {
                     continue;
                 }
                 *self.pairs.entry((a, b)).or_default() += usize::from(on(a) && on(b));

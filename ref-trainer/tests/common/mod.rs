@@ -60,6 +60,8 @@ pub struct Genes {
     pub experts: Option<ExpertGenes>,
     /// Place in [`ARCHITECTURES`].
     pub architecture: usize,
+    /// What backward computes again, a place in [`Recompute::ALL`], and one in [`DROPOUTS`].
+    pub again: (usize, usize),
     /// Of weights, data and masks.
     pub seed: u64,
 }
@@ -146,6 +148,9 @@ const ARCHITECTURES: [Architecture; 6] = [
     },
 ];
 
+/// Share let go.
+const DROPOUTS: [f64; 3] = [0.0, 0.1, 0.5];
+
 /// The simplest first.
 const SCHEDULES: [ScheduleKind; 5] = [
     ScheduleKind::OneFOneB,
@@ -223,9 +228,14 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         ),
         any::<u32>(),
         proptest::option::weighted(0.6, experts()),
+        (
+            0..3_usize,
+            prop_oneof![1 => Just(0), 1 => 0..DROPOUTS.len()],
+        ),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, context, architecture, schedule, zero, seed, experts) = rest;
+        let (optimizer, mask, bucket, context, architecture, schedule, zero, seed, experts, again) =
+            rest;
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
@@ -243,6 +253,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             schedule,
             seed,
             experts,
+            again,
         };
         genes.draw(dtype)
     })
@@ -330,7 +341,7 @@ impl Genes {
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
-            recompute: Recompute::None,
+            recompute: Recompute::ALL[self.again.0],
         };
         let micro_batch = self.batch.1 + 1;
         let batch = Batch {
@@ -349,6 +360,7 @@ impl Genes {
             model_name: "drawn".into(),
             model: ModelConfig {
                 window: (window > 0).then_some(window),
+                dropout: DROPOUTS[self.again.1],
                 moe: self.experts.as_ref().map(|experts| experts.config(ep)),
                 ..self.model((tp, layout.ulysses()), counts.iter().sum(), tied)
             },
@@ -576,6 +588,7 @@ impl fmt::Display for Draw {
             l.any_order,
             self.job.threads_per_rank,
         )?;
+        writeln!(f, "recompute {} dropout {}", l.recompute.name(), m.dropout)?;
         writeln!(f, "ep {} etp {} {:?}", l.ep, l.etp, m.moe)?;
         writeln!(
             f,
