@@ -36,6 +36,12 @@ impl Dropout {
         1.0 / (1.0 - self.share)
     }
 
+    /// The least word of an element that stays.
+    #[must_use]
+    pub(crate) fn least(&self) -> u32 {
+        (self.share * (1u64 << 32) as f64) as u32
+    }
+
     /// The draws for one sequence of the microbatch and one head (0 where there are none).
     #[must_use]
     pub fn draws(&self, sequence: usize, head: usize) -> Draws {
@@ -50,7 +56,7 @@ impl Dropout {
         Draws {
             key: [a, b],
             tail: [c, d],
-            least: (self.share * (1u64 << 32) as f64) as u32,
+            least: self.least(),
         }
     }
 }

@@ -99,10 +99,8 @@ where
         refuse::environment(&env)?;
     }
     match cli.subcommand {
-        None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
-        Some(Sub::Train(args)) => {
-            apply::job(Base::train(Job::default()), &args).map(Command::Train)
-        }
+        None => apply::job(Base::train(Job::demo()), &cli.job).and_then(train),
+        Some(Sub::Train(args)) => apply::job(Base::train(Job::default()), &args).and_then(train),
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
             let job = apply::job(Base::own_batch(Job::verify()), &args.job)?;
@@ -162,6 +160,11 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
     }
 }
 
+fn train(job: Job) -> Result<Command, Failure> {
+    refuse::emulated(job.device)?;
+    Ok(Command::Train(job))
+}
+
 fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     let weights = match (&args.load, &args.model.model) {
         (Some(_), Some(_)) => {
@@ -187,6 +190,7 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     };
     let base = Base::own_batch(defaults);
     let job = apply::job_without_steps(base, &args.layout, &args.model, &args.batch, &args.device)?;
+    refuse::emulated(job.device)?;
     Ok(Command::Eval {
         job,
         weights,

@@ -46,6 +46,8 @@ pub struct Job {
     pub mask_samples: Option<f64>,
     /// Type of parameters and activations.
     pub dtype: Dtype,
+    /// What computes.
+    pub device: DeviceKind,
     /// Seed of weights and data order.
     pub seed: u64,
     /// Steps in all, those done before `load` included.
@@ -146,6 +148,17 @@ impl Dtype {
     pub fn has_masters(self) -> bool {
         self.bytes() < self.acc_bytes()
     }
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The host's cores.
+    #[default]
+    Cpu,
+    /// The CUDA kernels, run and checked on the host.
+    Emulated,
 }
 
 /// The rule that turns gradients into steps.
@@ -255,6 +268,7 @@ impl Default for Job {
             mask_fraction: 0.0,
             mask_samples: None,
             dtype: Dtype::F32,
+            device: DeviceKind::Cpu,
             seed: 1,
             steps: 300,
             optimizer: OptimizerOptions::default(),

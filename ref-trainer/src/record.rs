@@ -7,15 +7,16 @@ use std::time::Duration;
 use quintet_collectives::Communicator;
 use quintet_collectives::communicator::DEFAULT_DEADLINE;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag, bf16};
+use quintet_kernels::{Backend, Collectives, Cpu, Meter, Scalar, Tag, bf16};
 use quintet_planner::states::{Bytes, Memory};
 use quintet_planner::traffic::tokens_of;
 
 use crate::compare::Tensors;
 use crate::data::Samples;
 use crate::failure::Failure;
-use crate::job::{Dtype, Job};
+use crate::job::{DeviceKind, Dtype, Job};
 use crate::load::Load;
+use crate::model::Device;
 use crate::rank::{Begin, Rank, rounded};
 use crate::schedule_lr::learning_rate;
 
@@ -80,11 +81,45 @@ pub type Recorded<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
 /// The first cause that ended the run.
 pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
     let world = World::new(job.layout.world())?;
-    match job.dtype {
-        Dtype::F64 => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
-        Dtype::F32 => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
-        Dtype::Bf16 => record_on::<bf16>(&world, job, samples, begin, |_| Ok(())),
+    match (job.device, job.dtype) {
+        (DeviceKind::Cpu, Dtype::F64) => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
+        (DeviceKind::Cpu, Dtype::F32) => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
+        (DeviceKind::Cpu, Dtype::Bf16) => {
+            record_on::<bf16>(&world, job, samples, begin, |_| Ok(()))
+        }
+        (DeviceKind::Emulated, dtype) => record_emulated(&world, job, dtype, samples, begin),
     }
+}
+
+/// On an emulated GPU a rank, whose choices follow the job's seed and the rank.
+#[cfg(feature = "emulated")]
+fn record_emulated(
+    world: &World,
+    job: &Job,
+    dtype: Dtype,
+    samples: &Samples,
+    begin: Begin,
+) -> Result<Record, Failure> {
+    use quintet_kernels::Gpu;
+    use quintet_kernels::emulated::Emulated;
+    use quintet_kernels::launch::Arch;
+    let wait = DEFAULT_DEADLINE;
+    let device = |rank: usize| {
+        let seed = job.seed.wrapping_mul(1 << 20).wrapping_add(rank as u64);
+        Ok(Gpu::new(Emulated::new(Arch(80), seed))?)
+    };
+    match dtype {
+        Dtype::F64 => record_with::<_, f64>(world, wait, job, samples, begin, device, |_| Ok(())),
+        Dtype::F32 => record_with::<_, f32>(world, wait, job, samples, begin, device, |_| Ok(())),
+        Dtype::Bf16 => record_with::<_, bf16>(world, wait, job, samples, begin, device, |_| Ok(())),
+    }
+}
+
+#[cfg(not(feature = "emulated"))]
+fn record_emulated(_: &World, _: &Job, _: Dtype, _: &Samples, _: Begin) -> Result<Record, Failure> {
+    Err(Failure::usage(
+        "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",
+    ))
 }
 
 /// [`record`] on a world made beforehand; `prepare` may change each rank before its first step.
@@ -113,9 +148,29 @@ pub fn record_within<E: Scalar>(
     begin: Begin,
     prepare: impl Fn(&mut Recorded<'_, E>) -> Result<(), Failure> + Sync,
 ) -> Result<Record, Failure> {
+    let device = |_| Ok(Cpu::new(job.threads_per_rank));
+    record_with::<Cpu, E>(world, deadline, job, samples, begin, device, prepare)
+}
+
+/// The same on the device that `device` makes for each rank.
+///
+/// # Errors
+/// As [`record_on`], and those of `device`.
+pub fn record_with<B: Device, E: Scalar>(
+    world: &World,
+    deadline: Duration,
+    job: &Job,
+    samples: &Samples,
+    begin: Begin,
+    device: impl Fn(usize) -> Result<B, Failure> + Sync,
+    prepare: impl Fn(&mut Rank<'_, B, Communicator<Local>, E>) -> Result<(), Failure> + Sync,
+) -> Result<Record, Failure>
+where
+    Communicator<Local>: Collectives<B>,
+{
     let ranks = world.go(|comm| {
         let comm = comm.with_deadline(deadline);
-        let device = Cpu::new(job.threads_per_rank);
+        let device = device(comm.rank())?;
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;
         let (mut steps, mut held, mut stale) = (Vec::new(), Vec::new(), String::new());
@@ -218,8 +273,8 @@ fn not_rounded<E: Scalar>(used: &Tensors, masters: &Tensors, step: u64) -> Strin
 
 fn hashes<B, C, E>(rank: &Rank<'_, B, C, E>, step: u64) -> Result<Vec<Held>, Failure>
 where
-    B: crate::model::Device,
-    C: quintet_kernels::Collectives<B> + crate::groups::Counted,
+    B: Device,
+    C: Collectives<B> + crate::groups::Counted,
     E: Scalar,
 {
     let mut all = Vec::new();

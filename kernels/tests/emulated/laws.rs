@@ -9,7 +9,7 @@ use quintet_kernels::optimizer::naive;
 use quintet_kernels::{Backend, Error, Float, Gpu, Optimizer};
 
 use crate::common::*;
-use crate::{cross_entropy, embedding, norm, optimizer, pointwise, rope, seeds};
+use crate::{cross_entropy, embedding, moe, norm, optimizer, pointwise, rope, seeds};
 
 pub fn gpu(seed: u64) -> Gpu<Emulated> {
     Gpu::new(Emulated::new(Arch(80), seed)).unwrap()
@@ -46,6 +46,11 @@ macro_rules! laws {
             adamw: optimizer::adamw,
             adamw_cut: optimizer::adamw_cut_anywhere,
             sgd: optimizer::sgd,
+            router: moe::router,
+            router_ties: moe::router_ties_and_bias,
+            router_refuses: moe::router_refuses,
+            rows: moe::rows_there_and_back,
+            groups: moe::groups_are_products,
         ]);
     };
 }
@@ -53,7 +58,10 @@ macro_rules! laws {
 laws!(f64: f64);
 laws!(f32: f32);
 laws!(bf16: half::bf16);
-laws!(exact: f64, [adamw_loop: optimizer::adamw_follows_the_loop,]);
+laws!(exact: f64, [
+    adamw_loop: optimizer::adamw_follows_the_loop,
+    router_gradient: moe::router_gradient,
+]);
 
 fn squares<E: Float>(device: &Gpu<Emulated>) {
     let mut draw = Draw::new(4);

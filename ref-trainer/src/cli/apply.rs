@@ -106,8 +106,6 @@ pub(super) fn job_without_steps(
     Ok(base.job)
 }
 
-}
-
 fn parts(
     base: &mut Base,
     layout: &LayoutArgs,
@@ -130,6 +128,7 @@ fn parts(
             DtypeWord::Bf16 => Dtype::Bf16,
         };
     }
+    set(&mut base.job.device, device.device.map(Into::into));
     set(&mut base.job.threads_per_rank, device.threads_per_rank);
     Ok(())
 }

@@ -6,9 +6,10 @@
 use super::args::{DeviceArgs, OutputArgs};
 use super::words::{Device, Launch, Transport, spelt};
 use crate::failure::Failure;
+use crate::job::DeviceKind;
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
-    if let Some(device @ (Device::Emulated | Device::Cuda)) = args.device {
+    if let Some(device @ Device::Cuda) = args.device {
         return unbuilt("device", &spelt(device), "use cpu");
     }
     if let Some(Launch::Processes) = args.launch {
@@ -20,6 +21,14 @@ pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
         return unbuilt("transport", &spelt(transport), "use auto or local");
     }
     Ok(())
+}
+
+/// Only `verify` runs on the emulator.
+pub(super) fn emulated(device: DeviceKind) -> Result<(), Failure> {
+    match device {
+        DeviceKind::Cpu => Ok(()),
+        DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
+    }
 }
 
 /// `verify` and `eval` leave no files: what asks for some is refused rather than ignored.

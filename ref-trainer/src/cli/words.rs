@@ -8,7 +8,7 @@ use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use quintet_planner::CpComm;
 
-use crate::job::{Decay, LogFormat, OptimizerKind};
+use crate::job::{Decay, DeviceKind, LogFormat, OptimizerKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Schedule {
@@ -155,10 +155,19 @@ pub(super) enum DtypeWord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Device {
     Cpu,
-    /// Not built yet: refused
+    /// The CUDA kernels, run and checked on the host; verify alone, in a build with feature emulated
     Emulated,
     /// Not built yet: refused
     Cuda,
+}
+
+impl From<Device> for DeviceKind {
+    fn from(word: Device) -> Self {
+        match word {
+            Device::Emulated => Self::Emulated,
+            Device::Cpu | Device::Cuda => Self::Cpu,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
