@@ -50,12 +50,21 @@ fn many_runs_leave_no_thread_and_no_descriptor() {
     };
     (0..20).for_each(once);
     let counts = || (count("fd"), count("task"), maps());
-    let before = counts();
+    let before = settled(&counts);
     (0..1000).for_each(once);
-    // A handshake's thread may take a moment to go.
-    let until = Instant::now() + Duration::from_secs(2);
-    while counts() != before && Instant::now() < until {
+    assert_eq!(settled(&counts), before);
+}
+
+/// Counts that have not changed for a while: a handshake's thread may take a moment to go.
+fn settled<T: PartialEq>(counts: &impl Fn() -> T) -> T {
+    let (mut last, mut since) = (counts(), Instant::now());
+    let until = Instant::now() + Duration::from_secs(10);
+    while since.elapsed() < Duration::from_millis(500) && Instant::now() < until {
         thread::sleep(Duration::from_millis(10));
+        let now = counts();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
     }
-    assert_eq!(counts(), before);
+    last
 }

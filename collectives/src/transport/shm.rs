@@ -53,7 +53,7 @@ const HEADER: usize = 64 + 2112;
 /// My segment and those of the ranks that share memory with me, by global rank.
 #[derive(Debug)]
 pub(crate) struct Shm {
-    mine: Segment,
+    mine: Arc<Host>,
     windows: Vec<Option<Window>>,
     /// Which ranks have opened each other's segments, as all of them know.
     together: Vec<Vec<bool>>,
@@ -101,14 +101,14 @@ impl Host {
 
 impl Shm {
     pub(super) fn new(
-        host: Host,
+        host: Arc<Host>,
         me: usize,
         neighbours: Vec<Option<Neighbour>>,
         together: Vec<Vec<bool>>,
     ) -> Self {
         Self {
             together,
-            mine: host.0,
+            mine: host,
             windows: neighbours.into_iter().map(|n| n.map(|n| n.0)).collect(),
             me,
             state: Mutex::default(),
@@ -131,7 +131,7 @@ impl Shm {
 
     fn window(&self, rank: usize) -> Option<&Window> {
         if rank == self.me {
-            return Some(self.mine.window());
+            return Some(self.mine.0.window());
         }
         self.windows.get(rank)?.as_ref()
     }
@@ -140,10 +140,11 @@ impl Shm {
     pub(super) fn offer(self: &Arc<Self>, name: u64, n: usize) -> Result<Arena> {
         self.tidy();
         let plot = Plot::new(n, STAGE);
-        let at = self.mine.take(plot.bytes())?;
+        let at = self.mine.0.take(plot.bytes())?;
         self.mine
+            .0
             .publish(name, at)
-            .inspect_err(|_| self.mine.give(at))?;
+            .inspect_err(|_| self.mine.0.give(at))?;
         lock(&self.state).arenas.push((name, at, plot));
         self.arena(self.me, at, plot)
             .ok_or_else(|| crate::Error::Layout("an arena beyond its window".into()))
@@ -198,8 +199,8 @@ impl Shm {
             };
             let over = arena.closed().load(Ordering::Acquire) >= plot.ranks_len() as u64;
             if over {
-                self.mine.retract(name, at);
-                self.mine.give(at);
+                self.mine.0.retract(name, at);
+                self.mine.0.give(at);
             }
             !over
         });
@@ -213,15 +214,15 @@ impl Shm {
                 .flag(self.me, at)
                 .is_some_and(|flag| flag.load(Ordering::Acquire) == 0);
             if back {
-                self.mine.give(at);
+                self.mine.0.give(at);
             }
             !back
         });
-        let at = self.mine.take_any(HEADER + bytes.len()).ok()?;
-        let to = self.mine.window().at(at + HEADER, bytes.len())?;
+        let at = self.mine.0.take_any(HEADER + bytes.len()).ok()?;
+        let to = self.mine.0.window().at(at + HEADER, bytes.len())?;
+        self.flag(self.me, at)?.store(1, Ordering::Relaxed);
         state.lent.push(at);
         drop(state);
-        self.flag(self.me, at)?.store(1, Ordering::Relaxed);
         // SAFETY: an area just taken, and the caller's bytes.
         unsafe { copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         self.moved.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -257,10 +258,11 @@ impl Shm {
 
     /// Memory of mine that collectives reach directly.
     pub(super) fn region(self: &Arc<Self>, bytes: usize) -> Result<Region> {
-        let at = self.mine.take(bytes)?;
-        self.mine.touch(at, bytes);
+        let at = self.mine.0.take(bytes)?;
+        self.mine.0.touch(at, bytes);
         let start = self
             .mine
+            .0
             .window()
             .at(at, bytes)
             .unwrap_or(NonNull::dangling());
@@ -281,7 +283,7 @@ pub(super) struct Members {
 impl Segments for Members {
     fn place(&self, address: *const u8, bytes: usize) -> Option<u64> {
         let shm = &self.shm;
-        let at = shm.mine.window().offset(address, bytes)?;
+        let at = shm.mine.0.window().offset(address, bytes)?;
         let parted = &lock(&shm.state).parted;
         let overlaps = |&(start, len): &(usize, usize)| at < start + len && start < at + bytes;
         (!parted.iter().any(overlaps)).then_some(at as u64)
@@ -294,8 +296,8 @@ impl Segments for Members {
 
     fn part(&self, address: NonNull<u8>, bytes: usize) {
         let shm = &self.shm;
-        if let Some(at) = shm.mine.window().offset(address.as_ptr(), bytes) {
-            let area = shm.mine.part(at);
+        if let Some(at) = shm.mine.0.window().offset(address.as_ptr(), bytes) {
+            let area = shm.mine.0.part(at);
             lock(&shm.state).parted.extend(area);
         }
     }
@@ -328,7 +330,7 @@ impl Drop for Region {
             .any(|&(at, _)| at == self.at);
         // What was taken away from others may still be written by them in the segment.
         if !parted {
-            self.shm.mine.give(self.at);
+            self.shm.mine.0.give(self.at);
         }
     }
 }

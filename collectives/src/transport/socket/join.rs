@@ -182,8 +182,7 @@ impl Join {
             Kind::Auto => self.compare(store, &met, until)?,
             _ => std::vec![std::vec![true; self.world]; self.world],
         };
-        // The acceptor is gone; a guest that it still hears cannot be one of this run's.
-        self.seat(met, shares.and_then(Arc::into_inner), together)
+        self.seat(met, shares, together)
     }
 
     /// Memory to share, where this kind has some.
@@ -362,7 +361,7 @@ impl Join {
         ))
     }
 
-    fn seat(&self, met: Met, host: Option<Host>, together: Vec<Vec<bool>>) -> Result<Seat> {
+    fn seat(&self, met: Met, host: Option<Arc<Host>>, together: Vec<Vec<bool>>) -> Result<Seat> {
         let Met {
             data,
             control,
