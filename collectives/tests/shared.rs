@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -176,6 +178,28 @@ fn processes_memory_in_every_world_and_length() {
     }
 }
 
+/// Whoever is late finds its duties done by others, who are in the next call already, with other memory.
+#[test]
+fn buffers_and_slices_follow_each_other() {
+    for world in [2, 5] {
+        for result in shm(world, |comm| {
+            let comm = comm.with_deadline(Duration::from_secs(60));
+            let (mut shared, mut own) = (comm.alloc::<f32>(3000)?, vec![0f32; 3000]);
+            for round in 0..400 {
+                shared.fill(round as f32);
+                comm.all_reduce(&mut shared, ReduceOp::Sum)?;
+                own.fill(round as f32);
+                comm.all_reduce(&mut own, ReduceOp::Max)?;
+                assert!(shared.iter().all(|x| *x == (world * round) as f32));
+                assert!(own.iter().all(|x| *x == round as f32));
+            }
+            Ok(())
+        }) {
+            result.unwrap();
+        }
+    }
+}
+
 #[test]
 fn groups_and_started_work_share_memory_beside_each_other() {
     for result in shm(4, |comm| {
@@ -329,6 +353,63 @@ fn auto_shares_memory_only_where_labels_agree() {
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap().unwrap());
     });
+}
+
+/// Where a disk of a few megabytes can be mounted (a mount namespace), this binary starts itself there.
+#[test]
+fn a_full_disk_is_an_error() {
+    if let Ok(folder) = std::env::var("TEST_FULL_DISK") {
+        return on_full_disk(Path::new(&folder));
+    }
+    let folder = common::Folder::new();
+    let program = std::env::current_exe().unwrap();
+    let script = format!(
+        "mount -t tmpfs -o size=6m none {} || exit 77; exec {} a_full_disk_is_an_error --exact --nocapture",
+        folder.0.display(),
+        program.display()
+    );
+    let status = Command::new("unshare")
+        .args(["-m", "sh", "-c", &script])
+        .env("TEST_FULL_DISK", &folder.0)
+        .status();
+    match status.map(|status| status.code()) {
+        Ok(Some(0)) => {}
+        // Nothing may be mounted here.
+        Err(_) | Ok(Some(1 | 77)) => eprintln!("no disk can be mounted: not tested"),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn on_full_disk(folder: &Path) {
+    let seats = join(Kind::Shm, 2, |join| {
+        join.folder = Some(folder.to_path_buf());
+        join.window = 1 << 26;
+    });
+    thread::scope(|scope| {
+        for seat in seats {
+            scope.spawn(move || {
+                seat.run(|comm| {
+                    let error = comm.alloc::<f32>(4 << 20).unwrap_err();
+                    assert!(error.to_string().contains("No space left"), "{error}");
+                    // What there is room for still works, and may be touched to its last byte.
+                    let mut x = comm.alloc::<f32>(100_000)?;
+                    x.fill(1.0);
+                    comm.all_reduce(&mut x, ReduceOp::Sum)?;
+                    assert!(x.iter().all(|x| *x == 2.0));
+                    comm.barrier()
+                })
+                .unwrap();
+            });
+        }
+    });
+    // More segments than the disk has room for.
+    let outcome = std::panic::catch_unwind(|| {
+        join(Kind::Shm, 4, |join| {
+            join.folder = Some(folder.to_path_buf());
+            join.timeout = Duration::from_secs(1);
+        })
+    });
+    assert!(outcome.is_err());
 }
 
 #[test]

@@ -112,7 +112,11 @@ impl Run {
         };
         let transport = &mut link.transport;
         if !transport.confirmed(call.sequence)? {
-            return Ok(Some(false));
+            // The others are mostly about to come.
+            let come = matches!(transport.direct(), Sharing::Ready(end) if end.glance());
+            if !come || !transport.confirmed(call.sequence)? {
+                return Ok(Some(false));
+            }
         }
         let Sharing::Ready(end) = transport.direct() else {
             return Ok(Some(false));

@@ -3,7 +3,7 @@
 //! ```text
 //! head       finished duties, members that closed it
 //! rank r     line 0: progress, digests of the last two calls, how it sleeps, its bell
-//!            line 1: where its input and output lie
+//!            line 1: where its input and output lie, of the last two calls
 //! duties     one word each
 //! records    the last two calls of each rank, in full (processes)
 //! slots      two small inputs of each rank
@@ -229,25 +229,27 @@ impl Arena {
         self.half(self.rank(rank) + 32)
     }
 
-    fn post_word(&self, rank: usize, field: usize) -> &AtomicU64 {
-        self.word(self.rank(rank) + LINE + 8 * field)
+    fn post_word(&self, rank: usize, sequence: u64, field: usize) -> &AtomicU64 {
+        let half = LINE / 2 * (sequence % 2) as usize;
+        self.word(self.rank(rank) + LINE + half + 8 * field)
     }
 
-    /// Says where my memory lies, before the step is published.
-    pub(super) fn set_post(&self, rank: usize, post: Post) {
+    /// Says where my memory lies, before the step is published. Who was late may still look at the last call's
+    /// when I come to the next: others may have done its duties.
+    pub(super) fn set_post(&self, rank: usize, sequence: u64, post: Post) {
         use std::sync::atomic::Ordering::Relaxed;
         for (field, value) in [post.input, post.input_bytes, post.output, post.output_bytes]
             .into_iter()
             .enumerate()
         {
-            self.post_word(rank, field).store(value, Relaxed);
+            self.post_word(rank, sequence, field).store(value, Relaxed);
         }
     }
 
     /// Where a rank's memory lies, once it has published the step.
-    pub(super) fn post(&self, rank: usize) -> Post {
+    pub(super) fn post(&self, rank: usize, sequence: u64) -> Post {
         let get = |field| {
-            self.post_word(rank, field)
+            self.post_word(rank, sequence, field)
                 .load(std::sync::atomic::Ordering::Relaxed)
         };
         Post {

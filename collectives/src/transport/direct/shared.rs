@@ -74,7 +74,7 @@ impl Shared {
             unsafe { raw::copy(memory.input, arena.slot(me, sequence), memory.input_bytes) };
             Stage::Slots
         } else {
-            arena.set_post(me, post(&reach, &memory));
+            arena.set_post(me, sequence, post(&reach, &memory));
             Stage::Posted
         };
         Self {
@@ -129,7 +129,7 @@ impl Shared {
         let n = self.plan.world();
         let mut hands = Hands::new(n);
         for rank in 0..n {
-            let post = self.arena.post(rank);
+            let post = self.arena.post(rank, self.sequence);
             let (input, output) = match &self.reach {
                 Reach::Threads => (
                     with_exposed_provenance_mut(post.input as usize),

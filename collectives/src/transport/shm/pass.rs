@@ -124,3 +124,67 @@ fn ready(stream: &Stream, until: Instant) -> io::Result<()> {
     }
     stream.set_timeout(left)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::net::UnixStream, thread, time::Duration};
+
+    fn ends() -> (Stream, Stream, Instant) {
+        let (one, two) = UnixStream::pair().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        (Stream::Unix(one), Stream::Unix(two), until)
+    }
+
+    fn segment() -> Segment {
+        Segment::new(1 << 22, None).unwrap()
+    }
+
+    #[test]
+    fn both_open_the_others_segment() {
+        let (one, two, until) = ends();
+        let (a, b) = (segment(), segment());
+        let (seen_a, seen_b) = thread::scope(|scope| {
+            let other = scope.spawn(|| swap(&two, &b, false, until));
+            let mine = swap(&one, &a, true, until);
+            (other.join().unwrap().unwrap(), mine.unwrap())
+        });
+        assert_eq!(seen_a.nonce(), a.window().nonce());
+        assert_eq!(seen_b.nonce(), b.window().nonce());
+    }
+
+    #[test]
+    fn who_cannot_tell_the_number_is_not_on_this_host() {
+        let (one, two, until) = ends();
+        let (a, b) = (segment(), segment());
+        let outcome = thread::scope(|scope| {
+            scope.spawn(|| {
+                // It has a segment, and guesses what stands in the other.
+                take(&two, until).unwrap();
+                give(&two, 12345, &b, until).unwrap();
+                let mut number = [0; 8];
+                read_exact(&two, &mut number, until).unwrap();
+                write_all(&two, &[1], until).unwrap();
+            });
+            swap(&one, &a, true, until)
+        });
+        assert!(outcome.unwrap_err().contains("does not see"));
+    }
+
+    #[test]
+    fn what_is_no_segment_is_refused() {
+        let (one, two, until) = ends();
+        let a = segment();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| swap(&two, &a, false, until));
+            // No file comes with the number.
+            write_all(&one, &[7; 8], until).unwrap();
+            drop(take(&one, until).unwrap());
+            write_all(&one, &[0; 8], until).unwrap();
+            assert!(other.join().unwrap().unwrap_err().contains("no segment"));
+        });
+        let file = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        assert!(Window::open(&file).is_err());
+    }
+}

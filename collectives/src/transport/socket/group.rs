@@ -31,8 +31,8 @@ pub(super) struct Group {
     /// Members that ended in good order; what they sent may still lie in the inbox.
     pub(super) left: Vec<AtomicBool>,
     poison: OnceLock<Error>,
-    /// Wakes an owner who does not sleep on sockets.
-    pub(super) chime: OnceLock<Chime>,
+    /// Wakes an owner who does not sleep on sockets, as long as it has the group.
+    pub(super) chime: Mutex<Option<Chime>>,
 }
 
 pub(super) struct Chime(pub(super) Box<dyn Fn() + Send + Sync>);
@@ -82,7 +82,7 @@ impl Group {
             waker: Waker::new()?,
             left: (0..n).map(|_| AtomicBool::new(false)).collect(),
             poison: OnceLock::new(),
-            chime: OnceLock::new(),
+            chime: Mutex::default(),
             ranks,
         })
     }
@@ -108,7 +108,7 @@ impl Group {
         inbox.poked = true;
         self.rouse(&mut inbox);
         drop(inbox);
-        if let Some(Chime(ring)) = self.chime.get() {
+        if let Some(Chime(ring)) = &*lock(&self.chime) {
             ring();
         }
     }

@@ -71,10 +71,8 @@ impl Near {
     fn enter(&mut self, arena: Arena, mesh: &Arc<Mesh>, group: &Arc<Group>) {
         let arena = Arc::new(arena);
         let (mine, me) = (arena.clone(), group.me);
-        // Set once: a group has one endpoint.
-        let _ = group
-            .chime
-            .set(Chime(std::boxed::Box::new(move || ring(&mine, me))));
+        let chime = Chime(std::boxed::Box::new(move || ring(&mine, me)));
+        *lock(&group.chime) = Some(chime);
         let members = Members {
             shm: self.shm.clone(),
             ranks: group.ranks.clone(),
@@ -180,6 +178,8 @@ impl Near {
 
     /// I am through with the group.
     pub(super) fn leave(&self, group: &Group) {
+        // Its memory may be somebody else's from now on.
+        *lock(&group.chime) = None;
         let arena = self.end.as_ref().map(End::arena);
         let n = group.ranks.len();
         self.shm.leave(arena, group.ranks[0], group.id, n);
