@@ -15,9 +15,9 @@
 //! is itself started, on a copy, and waited for.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     string::{String, ToString},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
     vec::Vec,
 };
@@ -27,7 +27,7 @@ use crate::{
     cost::Model,
     performer::{View, fits},
     plan::CollectiveShape as Shape,
-    transport::{Site, Transport},
+    transport::{Site, Transport, buffer::Buffer},
 };
 
 mod act;
@@ -40,7 +40,7 @@ mod worker;
 pub use observer::{Observed, Observer};
 pub use stats::Stats;
 
-use act::{Owned, Pair, Run};
+use act::{Known, Owned, Pair, Run};
 use worker::Core;
 
 /// A group of ranks and this rank's endpoint in it.
@@ -52,7 +52,12 @@ pub struct Communicator<T: Transport + Send + 'static> {
     order: Order,
     deadline: Duration,
     model: Arc<Model>,
+    /// Plans of the last calls: choosing one costs more than a short call.
+    plans: Mutex<VecDeque<Arc<Known>>>,
 }
+
+/// Plans kept.
+const PLANS: usize = 16;
 
 /// How long a wait may take unless [`Communicator::with_deadline`] says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
@@ -71,6 +76,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             order: Order::default(),
             deadline: DEFAULT_DEADLINE,
             model: Arc::default(),
+            plans: Mutex::default(),
             core: Core::new(transport),
         }
     }
@@ -79,6 +85,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     #[must_use]
     pub fn with_order(mut self, order: Order) -> Self {
         self.order = order;
+        self.plans = Mutex::default();
         self
     }
 
@@ -106,6 +113,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     #[must_use]
     pub fn with_model(mut self, model: impl Into<Arc<Model>>) -> Self {
         self.model = model.into();
+        self.plans = Mutex::default();
         self
     }
 
@@ -213,6 +221,27 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// later, on all ranks. A step that is dead in one group would hang in the next.
     pub fn abort(&self) {
         self.core.control.abort();
+    }
+
+    /// A buffer of `len` zeros of this rank, in memory that the ranks share where the transport has such:
+    /// a collective on slices of such buffers, on all ranks, touches each byte once. Nothing is sent.
+    ///
+    /// ```
+    /// use quintet_collectives::{ReduceOp, World};
+    /// World::run(2, |comm| {
+    ///     let mut x = comm.alloc::<f32>(1000)?;
+    ///     x.fill(1.0);
+    ///     comm.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     assert_eq!(x[999], 2.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::System`] where there is no room for it.
+    pub fn alloc<E: Element>(&self, len: usize) -> Result<Buffer<E>> {
+        self.core.visit(|link| link.transport.allocate(len))
     }
 
     /// The communicator of some ranks of this one, with the same order and deadline.
@@ -545,7 +574,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         mut view: View<'_, E>,
     ) -> Result<()> {
         let run = self.run(shape, E::DTYPE, redop)?;
-        fits(&run.plan, self.rank(), &view)?;
+        fits(&run.known.plan, self.rank(), &view)?;
         if self.core.idle() {
             return self
                 .core
@@ -566,15 +595,29 @@ impl<T: Transport + Send + 'static> Communicator<T> {
 
     #[track_caller]
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
-        let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
         Ok(Run {
-            plan,
+            known: self.plan(shape, dtype)?,
             dtype,
             redop,
             order: self.order,
             site: Site::here(),
-            performer: None,
+            way: act::Way::Open,
         })
+    }
+
+    fn plan(&self, shape: Shape, dtype: DType) -> Result<Arc<Known>> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = plans
+            .iter()
+            .find(|k| k.dtype == dtype && *k.plan.shape() == shape);
+        if let Some(known) = known {
+            return Ok(known.clone());
+        }
+        let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
+        let known = Arc::new(Known::new(plan, dtype));
+        plans.push_front(known.clone());
+        plans.truncate(PLANS);
+        Ok(known)
     }
 }
 

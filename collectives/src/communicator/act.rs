@@ -9,14 +9,18 @@
 
 use std::{
     string::{String, ToString},
+    sync::{Arc, OnceLock},
     vec::Vec,
 };
 
 use crate::{
-    DType, Element, Order, ReduceOp, Result,
+    DType, Element, Error, Order, ReduceOp, Result,
     performer::{Link, Performer, View},
     plan::Plan,
-    transport::{Call, Message, Site, Tag, Transport, Wait},
+    transport::{
+        Call, Message, Site, Tag, Transport, Wait,
+        direct::{Memory as Addresses, Pinned, Shared, Sharing},
+    },
 };
 
 /// An operation that goes as far as it can and then says what it waits for.
@@ -53,51 +57,142 @@ pub(super) enum Track {
 /// A collective without its memory.
 #[derive(Debug)]
 pub(super) struct Run {
-    pub(super) plan: Plan,
+    pub(super) known: Arc<Known>,
     pub(super) dtype: DType,
     pub(super) redop: Option<ReduceOp>,
     pub(super) order: Order,
     pub(super) site: Site,
-    pub(super) performer: Option<Performer>,
+    pub(super) way: Way,
+}
+
+/// A plan, and what it sends from this rank.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) plan: Arc<Plan>,
+    pub(super) dtype: DType,
+    sent: OnceLock<(u64, u64)>,
+}
+
+impl Known {
+    pub(super) fn new(plan: Plan, dtype: DType) -> Self {
+        Self {
+            plan: Arc::new(plan),
+            dtype,
+            sent: OnceLock::new(),
+        }
+    }
+
+    /// Bytes and messages.
+    fn sent(&self, rank: usize) -> (u64, u64) {
+        *self.sent.get_or_init(|| {
+            let messages = self.plan.iter(rank).map(|round| round.sends.len() as u64);
+            (self.plan.bytes_sent(rank, self.dtype), messages.sum())
+        })
+    }
+}
+
+/// How a collective is performed.
+#[derive(Debug, Default)]
+pub(super) enum Way {
+    /// It has not begun.
+    #[default]
+    Open,
+    /// By the plan's messages.
+    Messages(Performer),
+    /// In shared memory.
+    Shared(Shared, Call),
 }
 
 impl Run {
+    /// Goes on with what holds the addresses of its memory already; none where it has not begun or
+    /// needs a view.
+    fn resume<E: Element, T: Transport>(&mut self, link: &mut Link<T>) -> Result<Option<bool>> {
+        let Way::Shared(shared, call) = &mut self.way else {
+            return Ok(None);
+        };
+        let transport = &mut link.transport;
+        if !transport.confirmed(call.sequence)? {
+            // The others are mostly about to come.
+            let come = matches!(transport.direct(), Sharing::Ready(end) if end.glance());
+            if !come || !transport.confirmed(call.sequence)? {
+                return Ok(Some(false));
+            }
+        }
+        let Sharing::Ready(end) = transport.direct() else {
+            return Ok(Some(false));
+        };
+        match shared.poll::<E>(end) {
+            Ok(false) => return Ok(Some(false)),
+            Ok(true) => {}
+            Err(rank) => {
+                return Err(Error::Message {
+                    group: transport.name().to_string(),
+                    rank: transport.global(transport.rank()),
+                    peer: transport.global(rank),
+                    op: call.operation.name(),
+                    expected: "a buffer as long as the call needs".to_string(),
+                    got: "a shorter one".to_string(),
+                });
+            }
+        }
+        let (bytes, messages) = self.known.sent(transport.rank());
+        if let Sharing::Ready(end) = transport.direct() {
+            end.count(bytes);
+        }
+        link.bytes += bytes;
+        link.messages += messages;
+        Ok(Some(true))
+    }
+
     fn poll<E: Element, T: Transport>(
         &mut self,
         link: &mut Link<T>,
         sequence: &mut u64,
         view: &mut View<'_, E>,
     ) -> Result<bool> {
-        let performer = match &mut self.performer {
-            Some(performer) => performer,
-            none => {
-                let (plan, dtype) = (&self.plan, self.dtype);
-                let call = Call::new(
-                    *sequence,
-                    plan.shape(),
-                    plan.world(),
-                    dtype,
-                    self.redop,
-                    self.order,
-                )
-                .at(self.site);
-                *sequence += 1;
-                none.insert(Performer::begin(plan, call, link)?)
+        if let Way::Messages(performer) = &mut self.way {
+            return performer.poll(link, view);
+        }
+        let plan = &self.known.plan;
+        let (shape, world) = (plan.shape(), plan.world());
+        let call = Call::new(*sequence, shape, world, self.dtype, self.redop, self.order);
+        let call = call.at(self.site);
+        let shared = match link.transport.direct() {
+            Sharing::NotYet => return link.transport.healthy().map(|()| false),
+            Sharing::Ready(end) if end.takes(plan) => {
+                let (input, output) = view.parts();
+                let redop = self.redop.unwrap_or(ReduceOp::Sum);
+                let memory = Addresses::new(input, output);
+                Some(end.prepare(plan.clone(), redop, memory, *sequence))
             }
+            _ => None,
         };
-        performer.poll(link, view)
+        *sequence += 1;
+        match shared {
+            Some(shared) => {
+                link.transport.announce(&call)?;
+                self.way = Way::Shared(shared, call);
+                self.resume::<E, T>(link).map(|over| over == Some(true))
+            }
+            None => {
+                self.way = Way::Messages(Performer::begin(plan, call, link)?);
+                self.poll(link, sequence, view)
+            }
+        }
     }
 
     fn wait(&self, wait: &mut Wait) {
-        if let Some(performer) = &self.performer {
-            performer.wait(wait);
+        match &self.way {
+            Way::Open => {}
+            Way::Messages(performer) => performer.wait(wait),
+            Way::Shared(_, call) => wait.confirm = Some(call.sequence),
         }
     }
 
     fn report(&self) -> Report {
-        let op = self.plan.shape().operation().name();
-        match &self.performer {
-            Some(performer) => {
+        let op = self.known.plan.shape().operation().name();
+        match &self.way {
+            Way::Messages(performer) => {
                 let (peer, what) = performer.blocked_on();
                 Report {
                     op,
@@ -107,7 +202,14 @@ impl Run {
                     called: true,
                 }
             }
-            None => Report {
+            Way::Shared(_, call) => Report {
+                op,
+                sequence: call.sequence,
+                peer: None,
+                what: String::from("every rank of the group to do its part"),
+                called: true,
+            },
+            Way::Open => Report {
                 op,
                 sequence: 0,
                 peer: None,
@@ -121,13 +223,17 @@ impl Run {
 /// A collective on the caller's memory.
 #[derive(Debug)]
 pub(super) struct Borrowed<'a, E> {
+    /// Dropped first: it sees to it that nobody uses the view's memory any more.
     pub(super) run: Run,
     pub(super) view: View<'a, E>,
 }
 
 impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
     fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
-        self.run.poll(link, sequence, &mut self.view)
+        match self.run.resume::<E, T>(link)? {
+            Some(over) => Ok(over),
+            None => self.run.poll(link, sequence, &mut self.view),
+        }
     }
     fn wait(&self, wait: &mut Wait) {
         self.run.wait(wait);
@@ -195,7 +301,8 @@ impl<E: Element> Memory<E> for Pair<E> {
 #[derive(Debug)]
 pub(super) struct Owned<E, M> {
     run: Run,
-    memory: M,
+    /// Dropped after the run, which sees to it that nobody uses it any more.
+    memory: Pinned<M>,
     element: core::marker::PhantomData<fn() -> E>,
 }
 
@@ -203,7 +310,7 @@ impl<E: Element, M: Memory<E>> Owned<E, M> {
     pub(super) fn new(run: Run, memory: M) -> Self {
         Self {
             run,
-            memory,
+            memory: Pinned::new(memory),
             element: core::marker::PhantomData,
         }
     }
@@ -218,13 +325,16 @@ pub(super) trait Yields {
 impl<E: Element, M: Memory<E>> Yields for Owned<E, M> {
     type Output = M::Back;
     fn output(self) -> M::Back {
-        self.memory.back()
+        self.memory.into_inner().back()
     }
 }
 
 impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
     fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
-        self.run.poll(link, sequence, &mut self.memory.view())
+        match self.run.resume::<E, T>(link)? {
+            Some(over) => Ok(over),
+            None => self.run.poll(link, sequence, &mut self.memory.get().view()),
+        }
     }
     fn wait(&self, wait: &mut Wait) {
         self.run.wait(wait);
