@@ -26,10 +26,12 @@ use crate::{
     cost::Model,
     performer::{View, fits},
     plan::CollectiveShape as Shape,
+    recorder::Recorder,
     transport::{Site, Transport},
 };
 
 mod act;
+mod log;
 mod messages;
 mod started;
 pub(crate) mod stats;
@@ -106,6 +108,28 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         self
     }
 
+    /// The same, whose calls and those of its later sub-groups are recorded.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use quintet_collectives::{Recorder, ReduceOp, World, recorder};
+    /// let rings = World::run(2, |comm| {
+    ///     let recorder = Arc::new(Recorder::new(comm.rank(), recorder::SLOTS));
+    ///     let comm = comm.with_recorder(&recorder);
+    ///     comm.all_reduce(&mut [1.0f32], ReduceOp::Sum)?;
+    ///     Ok(recorder.ring())
+    /// })?;
+    /// assert_eq!(rings[1].entries[0].op, "all_reduce");
+    /// assert_eq!(recorder::merge(&rings).blames, []);
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_recorder(self, recorder: &Arc<Recorder>) -> Self {
+        let recorder = Arc::clone(recorder);
+        self.core.log.open(recorder, &self.name, self.group.ranks());
+        self
+    }
+
     /// The model that chooses plans.
     #[must_use]
     pub fn model(&self) -> &Model {
@@ -118,10 +142,14 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             Some(_) => Arc::new(self.model.among(members)),
             None => Arc::clone(&self.model),
         };
-        Self::new(transport)
+        let heir = Self::new(transport)
             .with_order(self.order)
             .with_deadline(self.deadline)
-            .with_model(model)
+            .with_model(model);
+        match self.core.log.recorder() {
+            Some(recorder) => heir.with_recorder(recorder),
+            None => heir,
+        }
     }
 
     /// My place in the group.
@@ -530,6 +558,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             redop,
             order: self.order,
             site: Site::here(),
+            sequence: None,
             performer: None,
         })
     }

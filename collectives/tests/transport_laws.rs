@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex};
 use half::{bf16, f16};
 use quintet_collectives::performer::{Link, Performer, View};
 use quintet_collectives::plan::{CollectiveShape as S, Plan};
+#[cfg(unix)]
+use quintet_collectives::transport::fault::WireFaults;
+use quintet_collectives::transport::fault::{Faults, Faulty};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::transport::sim::{Delivery, Part, Sim};
 #[cfg(unix)]
@@ -73,19 +76,36 @@ fn on_threads<E: Element, T: Transport + Send>(ends: Vec<T>, parts: &[Part<E>]) 
         .unzip())
 }
 
+/// Threads whose messages come late and in another order, are refused at first, and who wake for nothing.
+fn on_faulty<E: Element>(parts: &[Part<E>]) -> Outputs<E> {
+    let seats = World::new(parts.len())?.seats();
+    let faulty = |seat: &quintet_collectives::transport::local::Seat| {
+        let seed = (seat.rank() * 1000 + parts[0].input.len()) as u64;
+        Faulty::new(seat.endpoint(), Faults::some(seed))
+    };
+    on_threads(seats.iter().map(faulty).collect(), parts)
+}
+
 /// The same over sockets: connected once for each kind and world, a group of its own each time.
+/// `short`: their reads and writes stop anywhere.
 #[cfg(unix)]
-fn on_sockets<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
-    static RUNS: Mutex<Vec<(Kind, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
+fn on_sockets<E: Element>(kind: Kind, short: bool, parts: &[Part<E>]) -> Outputs<E> {
+    static RUNS: Mutex<Vec<(Kind, bool, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
     let mut runs = RUNS.lock().unwrap();
     let known = runs
         .iter()
-        .find(|(k, seats)| *k == kind && seats.len() == parts.len());
+        .find(|(k, s, seats)| (*k, *s, seats.len()) == (kind, short, parts.len()));
     let seats = match known {
-        Some((_, seats)) => seats.clone(),
+        Some((_, _, seats)) => seats.clone(),
         None => {
-            let seats = Arc::new(common::join(kind, parts.len(), |_| {}));
-            runs.push((kind, seats.clone()));
+            let seats = Arc::new(common::join(kind, parts.len(), |join| {
+                join.faults = short.then_some(WireFaults {
+                    seed: join.rank as u64,
+                    short,
+                    ..WireFaults::default()
+                });
+            }));
+            runs.push((kind, short, seats.clone()));
             seats
         }
     };
@@ -299,9 +319,30 @@ laws!(local, WORLDS, |p: &[Part<_>]| on_local(
     p
 ));
 #[cfg(unix)]
-laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Tcp, p));
+laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(
+    Kind::Tcp,
+    false,
+    p
+));
 #[cfg(unix)]
-laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Unix, p));
+laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(
+    Kind::Unix,
+    false,
+    p
+));
+#[cfg(unix)]
+laws!(tcp_short, [2usize, 3, 5], |p: &[Part<_>]| on_sockets(
+    Kind::Tcp,
+    true,
+    p
+));
+#[cfg(unix)]
+laws!(unix_short, [2usize, 5], |p: &[Part<_>]| on_sockets(
+    Kind::Unix,
+    true,
+    p
+));
+laws!(faulty, [1usize, 2, 3, 5], |p: &[Part<_>]| on_faulty(p));
 laws!(local_tight, [1usize, 2, 3, 8], |p: &[Part<_>]| on_local(
     &World::with_buffer(p.len(), 1)?,
     p

@@ -12,12 +12,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use quintet_planner::config::{Batch, Layout};
 
+use crate::bench::BenchJob;
 use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
 
 mod apply;
 mod args;
+mod bench;
 mod refuse;
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,8 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
+    /// Measure collectives.
+    Bench(BenchJob),
     /// Start ranks as processes of a command.
     Launch {
         /// How many.
@@ -91,7 +95,7 @@ where
         Err(help) => return Ok(Command::Print(painted(&help, &env))),
     };
     // A launcher may itself be launched: its ranks are told their own places.
-    if !matches!(cli.subcommand, Some(Sub::Launch(_))) {
+    if !matches!(cli.subcommand, Some(Sub::Launch(_) | Sub::Bench(_))) {
         refuse::environment(&env)?;
     }
     match cli.subcommand {
@@ -119,12 +123,18 @@ where
         }
         Some(Sub::Eval(args)) => eval(&args),
         Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
-        Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
+        Some(Sub::Bench(args)) => args
+            .job(refuse::launched(&env).is_some())
+            .map(Command::Bench),
         Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
             from: args.from,
             to: args.to,
         })),
-        Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
+        Some(Sub::Trace(args)) => match &args.recorder {
+            Some(folder) => crate::flight::describe(folder),
+            None => trace::describe(&args.schedule()?),
+        }
+        .map(Command::Print),
         Some(Sub::Launch(args)) => Ok(Command::Launch {
             ranks: args.ranks.get(),
             command: args.command,
@@ -237,11 +247,11 @@ enum Sub {
     Eval(Box<EvalArgs>),
     /// Not built yet: refused
     Plan(Unbuilt),
-    /// Not built yet: refused
-    Bench(Unbuilt),
+    /// Measure collectives, in the columns of nccl-tests, or the constants that plans are chosen by
+    Bench(bench::BenchArgs),
     /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
     Convert(ConvertArgs),
-    /// Draw a pipeline schedule, with its bubble and the activations it holds
+    /// Draw a pipeline schedule, with its bubble and the activations it holds, or read what ranks recorded
     Trace(trace::TraceArgs),
     /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
     Launch(LaunchArgs),

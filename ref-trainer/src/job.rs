@@ -61,6 +61,8 @@ pub struct Job {
     pub run_dir: Option<PathBuf>,
     /// The metrics file; `metrics.jsonl` in the run's folder where absent.
     pub metrics: Option<PathBuf>,
+    /// Where ranks record their last calls, if they do.
+    pub recorder: Option<PathBuf>,
     /// How steps are printed.
     pub log_format: LogFormat,
     /// A line every so many steps; 0 chooses about 25 lines a run.
@@ -226,6 +228,7 @@ impl Default for Job {
             save_interval: 0,
             run_dir: None,
             metrics: None,
+            recorder: None,
             log_format: LogFormat::Plain,
             log_interval: 0,
             prove: false,

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 use quintet_collectives::transport::local::World;
-use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
+use quintet_collectives::{Communicator, Recorder, ReduceOp, recorder, transport::local::Local};
 use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 
@@ -127,6 +127,13 @@ fn run<E: Scalar>(
         if comm.rank() == 0 {
             taken = sender.lock().ok().and_then(|mut s| s.take());
         }
+        let comm = match &job.recorder {
+            None => comm,
+            Some(folder) => {
+                let recorder = Recorder::in_folder(folder, comm.rank(), recorder::SLOTS)?;
+                comm.with_recorder(&Arc::new(recorder))
+            }
+        };
         run_rank::<E>(job, samples, done, stop, comm, taken)
     })?;
     let mut all = Left::default();

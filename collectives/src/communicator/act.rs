@@ -16,6 +16,7 @@ use crate::{
     DType, Element, Order, ReduceOp, Result,
     performer::{Link, Performer, View},
     plan::Plan,
+    recorder::Subject,
     transport::{Call, Message, Site, Tag, Transport, Wait},
 };
 
@@ -29,6 +30,8 @@ pub(super) trait Act<T> {
     fn report(&self) -> Report;
     /// What it may not overtake.
     fn track(&self) -> Track;
+    /// What is recorded of it; its peer is a place in the group.
+    fn subject(&self) -> Subject;
 }
 
 #[derive(Debug)]
@@ -58,6 +61,8 @@ pub(super) struct Run {
     pub(super) redop: Option<ReduceOp>,
     pub(super) order: Order,
     pub(super) site: Site,
+    /// Its number in the group, once it has one.
+    pub(super) sequence: Option<u64>,
     pub(super) performer: Option<Performer>,
 }
 
@@ -81,6 +86,7 @@ impl Run {
                     self.order,
                 )
                 .at(self.site);
+                self.sequence = Some(*sequence);
                 *sequence += 1;
                 none.insert(Performer::begin(plan, call, link)?)
             }
@@ -94,26 +100,27 @@ impl Run {
         }
     }
 
+    fn subject(&self) -> Subject {
+        Subject {
+            op: self.plan.shape().operation().name(),
+            dtype: self.dtype,
+            len: self.plan.shape().len(self.plan.world()),
+            peer: None,
+            site: Some(self.site),
+        }
+    }
+
     fn report(&self) -> Report {
-        let op = self.plan.shape().operation().name();
-        match &self.performer {
-            Some(performer) => {
-                let (peer, what) = performer.blocked_on();
-                Report {
-                    op,
-                    sequence: performer.call().sequence,
-                    peer,
-                    what,
-                    called: true,
-                }
-            }
-            None => Report {
-                op,
-                sequence: 0,
-                peer: None,
-                what: String::from("its start"),
-                called: false,
-            },
+        let (peer, what) = match &self.performer {
+            Some(performer) => performer.blocked_on(),
+            None => (None, String::from("its start")),
+        };
+        Report {
+            op: self.plan.shape().operation().name(),
+            sequence: self.sequence.unwrap_or(0),
+            peer,
+            what,
+            called: self.sequence.is_some(),
         }
     }
 }
@@ -137,6 +144,9 @@ impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
     }
     fn track(&self) -> Track {
         Track::Collective
+    }
+    fn subject(&self) -> Subject {
+        self.run.subject()
     }
 }
 
@@ -235,6 +245,9 @@ impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
     fn track(&self) -> Track {
         Track::Collective
     }
+    fn subject(&self) -> Subject {
+        self.run.subject()
+    }
 }
 
 /// A message on its way out. `B` is given back; its elements are copied when the send begins, since
@@ -244,6 +257,7 @@ pub(super) struct Sending<E, B> {
     pub(super) to: usize,
     pub(super) tag: u64,
     pub(super) buffer: B,
+    site: Site,
     state: SendState,
     element: core::marker::PhantomData<fn() -> E>,
 }
@@ -256,11 +270,13 @@ enum SendState {
 }
 
 impl<E, B> Sending<E, B> {
+    #[track_caller]
     pub(super) fn new(to: usize, tag: u64, buffer: B) -> Self {
         Self {
             to,
             tag,
             buffer,
+            site: Site::here(),
             state: SendState::Before,
             element: core::marker::PhantomData,
         }
@@ -304,6 +320,10 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
     fn track(&self) -> Track {
         Track::Send(self.to, self.tag)
     }
+    fn subject(&self) -> Subject {
+        let len = self.buffer.as_ref().len();
+        message::<E>("send", len, (self.to, self.tag), self.site)
+    }
 }
 
 impl<E, B: Send + 'static> Yields for Sending<E, B> {
@@ -319,16 +339,21 @@ pub(super) struct Receiving<E, B> {
     pub(super) from: usize,
     pub(super) tag: u64,
     pub(super) buffer: B,
+    len: usize,
+    site: Site,
     over: bool,
     element: core::marker::PhantomData<fn() -> E>,
 }
 
-impl<E, B> Receiving<E, B> {
-    pub(super) fn new(from: usize, tag: u64, buffer: B) -> Self {
+impl<E: Element, B: AsMut<[E]>> Receiving<E, B> {
+    #[track_caller]
+    pub(super) fn new(from: usize, tag: u64, mut buffer: B) -> Self {
         Self {
             from,
             tag,
+            len: buffer.as_mut().len(),
             buffer,
+            site: Site::here(),
             over: false,
             element: core::marker::PhantomData,
         }
@@ -368,12 +393,25 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
     fn track(&self) -> Track {
         Track::Recv(self.from, self.tag)
     }
+    fn subject(&self) -> Subject {
+        message::<E>("recv", self.len, (self.from, self.tag), self.site)
+    }
 }
 
 impl<E, B: Send + 'static> Yields for Receiving<E, B> {
     type Output = B;
     fn output(self) -> B {
         self.buffer
+    }
+}
+
+fn message<E: Element>(op: &'static str, len: usize, peer: (usize, u64), site: Site) -> Subject {
+    Subject {
+        op,
+        dtype: E::DTYPE,
+        len,
+        peer: Some(peer),
+        site: Some(site),
     }
 }
 
@@ -406,5 +444,12 @@ impl<T: Transport, A: Act<T>, B: Act<T>> Act<T> for Both<A, B> {
     }
     fn track(&self) -> Track {
         Track::Alone
+    }
+    fn subject(&self) -> Subject {
+        // The half that can wait for ever.
+        Subject {
+            op: "sendrecv",
+            ..self.two.subject()
+        }
     }
 }

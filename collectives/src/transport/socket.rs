@@ -39,6 +39,7 @@ use crate::{
 mod codec;
 mod conn;
 pub mod control;
+mod faulty;
 pub mod frame;
 mod group;
 pub(crate) mod handshake;

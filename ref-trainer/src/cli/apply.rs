@@ -392,6 +392,7 @@ fn output(job: &mut Job, args: &OutputArgs) {
         (&mut job.load, &args.load),
         (&mut job.run_dir, &args.run_dir),
         (&mut job.metrics, &args.metrics),
+        (&mut job.recorder, &args.recorder),
     ];
     for (path, given) in paths {
         if given.is_some() {

@@ -27,13 +27,14 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{
     control::Plane,
+    faulty::Faulty,
     handshake::{self, Hello, Identity, PATIENCE, Purpose, Refusal, introduce, receive},
     mesh::{Mesh, Peer},
     poll,
     seat::Seat,
     stream::{Listener, Stream, connect},
 };
-use crate::{Error, Result, store::Store};
+use crate::{Error, Result, store::Store, transport::fault::WireFaults};
 
 /// Which sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +83,8 @@ pub struct Join {
     pub buffer: usize,
     /// Whether payloads carry a CRC32C; headers always do.
     pub payload_crc: bool,
+    /// What goes wrong on purpose, once all are connected; for tests.
+    pub faults: Option<WireFaults>,
 }
 
 impl Join {
@@ -100,6 +103,7 @@ impl Join {
             timeout: Duration::from_secs(300),
             buffer: 64 << 20,
             payload_crc: false,
+            faults: None,
         }
     }
 
@@ -269,7 +273,14 @@ impl Join {
             stream.set_nonblocking(true).map_err(failed)?;
         }
         control.iter().flatten().for_each(Stream::watch);
-        let peers = data.into_iter().map(|s| s.map(Peer::new)).collect();
+        let faulty = |(to, stream): (usize, Stream)| match &self.faults {
+            Some(faults) => Stream::Faulty(Faulty::new(stream, faults, to).into()),
+            None => stream,
+        };
+        let peers = data.into_iter().enumerate();
+        let peers = peers
+            .map(|(to, stream)| Some(Peer::new(faulty((to, stream?)))))
+            .collect();
         let mesh = Mesh::new(
             (self.rank, self.world, self.generation),
             (self.buffer as u64, self.payload_crc),
