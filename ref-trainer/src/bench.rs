@@ -78,12 +78,11 @@ const PATIENCE: f64 = 0.2;
 /// wrong.
 pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
     if job.launched {
-        let process = from_env()?;
-        return process.run(|comm| Ok(perform(job, comm)))?;
+        return from_env()?.run(|comm| perform(job, comm));
     }
     if job.transport == Over::Local {
-        let exits = World::run(job.ranks, |comm| Ok(perform(job, comm)))?;
-        return exits.into_iter().next().unwrap_or(Ok(Exit::Fine));
+        let exits = World::new(job.ranks)?.go(|comm| perform(job, comm))?;
+        return Ok(exits.into_iter().next().unwrap_or(Exit::Fine));
     }
     let program = std::env::current_exe()
         .map_err(|e| Failure::usage(format!("this program cannot be started again: {e}")))?;
