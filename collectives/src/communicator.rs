@@ -27,10 +27,12 @@ use crate::{
     cost::Model,
     performer::{View, fits},
     plan::CollectiveShape as Shape,
+    recorder::Recorder,
     transport::{Site, Transport, buffer::Buffer},
 };
 
 mod act;
+mod log;
 mod messages;
 mod observer;
 mod started;
@@ -117,6 +119,28 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         self
     }
 
+    /// The same, whose calls and those of its later sub-groups are recorded.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use quintet_collectives::{Recorder, ReduceOp, World, recorder};
+    /// let rings = World::run(2, |comm| {
+    ///     let recorder = Arc::new(Recorder::new(comm.rank(), recorder::SLOTS));
+    ///     let comm = comm.with_recorder(&recorder);
+    ///     comm.all_reduce(&mut [1.0f32], ReduceOp::Sum)?;
+    ///     Ok(recorder.ring())
+    /// })?;
+    /// assert_eq!(rings[1].entries[0].op, "all_reduce");
+    /// assert_eq!(recorder::merge(&rings).blames, []);
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_recorder(self, recorder: &Arc<Recorder>) -> Self {
+        let recorder = Arc::clone(recorder);
+        self.core.log.open(recorder, &self.name, self.group.ranks());
+        self
+    }
+
     /// The model that chooses plans.
     #[must_use]
     pub fn model(&self) -> &Model {
@@ -160,6 +184,10 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             .with_order(self.order)
             .with_deadline(self.deadline)
             .with_model(model);
+        let heir = match self.core.log.recorder() {
+            Some(recorder) => heir.with_recorder(recorder),
+            None => heir,
+        };
         match self.core.observer.get() {
             Some(observer) => heir.with_observer(observer.clone()),
             None => heir,
@@ -601,6 +629,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             redop,
             order: self.order,
             site: Site::here(),
+            sequence: None,
             way: act::Way::Open,
         })
     }

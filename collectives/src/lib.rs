@@ -40,6 +40,8 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+#[cfg(feature = "std")]
+pub mod bench;
 pub mod chunk;
 #[cfg(feature = "std")]
 pub mod communicator;
@@ -62,6 +64,8 @@ pub mod plan;
 #[cfg(all(feature = "std", unix))]
 pub mod process;
 #[cfg(feature = "std")]
+pub mod recorder;
+#[cfg(feature = "std")]
 pub mod store;
 pub mod transport;
 
@@ -78,6 +82,7 @@ pub use transport::Transport;
 pub use {
     communicator::{Communicator, Observed, Observer, Stats},
     pending::{Done, Gate, Pending},
+    recorder::Recorder,
     transport::local::{Local, World},
 };
 

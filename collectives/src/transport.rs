@@ -7,7 +7,7 @@
 //! Transport         an endpoint of ONE group: ranks are places in it, not global
 //!      |
 //!      +-- sim    all ranks in one thread, seeded      +-- local   ranks are threads (std)
-//!      +-- delay  wraps another, each message takes time
+//!      +-- delay  wraps another, each message takes time; fault: and goes other ways wrong
 //!      +-- socket ranks are processes, over tcp or unix sockets (std, unix), and shm (Linux)
 //! ```
 //!
@@ -28,6 +28,8 @@ pub mod buffer;
 pub mod delay;
 #[cfg(feature = "std")]
 pub mod direct;
+#[cfg(feature = "std")]
+pub mod fault;
 #[cfg(feature = "std")]
 pub mod local;
 #[cfg(all(feature = "std", target_os = "linux"))]

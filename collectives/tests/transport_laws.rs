@@ -13,6 +13,9 @@ use quintet_collectives::Sockets;
 use quintet_collectives::cost::Model;
 use quintet_collectives::performer::{Link, Performer, View};
 use quintet_collectives::plan::{CollectiveShape as S, FoldOrder, Plan};
+#[cfg(unix)]
+use quintet_collectives::transport::fault::WireFaults;
+use quintet_collectives::transport::fault::{Faults, Faulty};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::transport::sim::{Delivery, Part, Sim};
 #[cfg(unix)]
@@ -144,27 +147,45 @@ fn call<E: Element, T: Transport + Send + 'static>(
 
 #[cfg(target_os = "linux")]
 fn on_socket_calls<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
-    on_calls(socket_ends(kind, parts.len())?, parts)
+    on_calls(socket_ends(kind, false, parts.len())?, parts)
+}
+
+/// Threads whose messages come late and in another order, are refused at first, and who wake for nothing.
+fn on_faulty<E: Element>(parts: &[Part<E>]) -> Outputs<E> {
+    let seats = World::new(parts.len())?.seats();
+    let faulty = |seat: &quintet_collectives::transport::local::Seat| {
+        let seed = (seat.rank() * 1000 + parts[0].input.len()) as u64;
+        Faulty::new(seat.endpoint(), Faults::some(seed))
+    };
+    on_threads(seats.iter().map(faulty).collect(), parts)
 }
 
 /// The same over sockets: connected once for each kind and world, a group of its own each time.
+/// `short`: their reads and writes stop anywhere.
 #[cfg(unix)]
-fn on_sockets<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
-    on_threads(socket_ends(kind, parts.len())?, parts)
+fn on_sockets<E: Element>(kind: Kind, short: bool, parts: &[Part<E>]) -> Outputs<E> {
+    on_threads(socket_ends(kind, short, parts.len())?, parts)
 }
 
 #[cfg(unix)]
-fn socket_ends(kind: Kind, world: usize) -> Result<Vec<Sockets>> {
-    static RUNS: Mutex<Vec<(Kind, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
+fn socket_ends(kind: Kind, short: bool, world: usize) -> Result<Vec<Sockets>> {
+    static RUNS: Mutex<Vec<(Kind, bool, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
     let mut runs = RUNS.lock().unwrap();
     let known = runs
         .iter()
-        .find(|(k, seats)| *k == kind && seats.len() == world);
+        .find(|(k, s, seats)| (*k, *s, seats.len()) == (kind, short, world));
     let seats = match known {
-        Some((_, seats)) => seats.clone(),
+        Some((_, _, seats)) => seats.clone(),
         None => {
-            let seats = Arc::new(common::join(kind, world, |join| join.window = 1 << 28));
-            runs.push((kind, seats.clone()));
+            let seats = Arc::new(common::join(kind, world, |join| {
+                join.window = 1 << 28;
+                join.faults = short.then_some(WireFaults {
+                    seed: join.rank as u64,
+                    short,
+                    ..WireFaults::default()
+                });
+            }));
+            runs.push((kind, short, seats.clone()));
             seats
         }
     };
@@ -373,11 +394,32 @@ laws!(local, WORLDS, |p: &[Part<_>]| on_local(
     p
 ));
 #[cfg(unix)]
-laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Tcp, p));
+laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(
+    Kind::Tcp,
+    false,
+    p
+));
 #[cfg(unix)]
-laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Unix, p));
+laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(
+    Kind::Unix,
+    false,
+    p
+));
+#[cfg(unix)]
+laws!(tcp_short, [2usize, 3, 5], |p: &[Part<_>]| on_sockets(
+    Kind::Tcp,
+    true,
+    p
+));
+#[cfg(unix)]
+laws!(unix_short, [2usize, 5], |p: &[Part<_>]| on_sockets(
+    Kind::Unix,
+    true,
+    p
+));
+laws!(faulty, [1usize, 2, 3, 5], |p: &[Part<_>]| on_faulty(p));
 #[cfg(target_os = "linux")]
-laws!(shm, WORLDS, |p: &[Part<_>]| on_sockets(Kind::Shm, p));
+laws!(shm, WORLDS, |p: &[Part<_>]| on_sockets(Kind::Shm, false, p));
 laws!(local_calls, WORLDS, |p: &[Part<_>]| {
     let world = World::new(p.len())?;
     on_calls(

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use quintet_planner::config::Batch;
 
+use crate::bench::BenchJob;
 use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
@@ -19,6 +20,7 @@ use crate::plan::Plan;
 
 mod apply;
 mod args;
+mod bench;
 mod plan;
 mod refuse;
 #[cfg(test)]
@@ -49,6 +51,8 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
+    /// Measure collectives.
+    Bench(BenchJob),
     /// Start ranks as processes of a command.
     Launch {
         /// How many.
@@ -95,7 +99,7 @@ where
         Err(help) => return Ok(Command::Print(painted(&help, &env))),
     };
     // A launcher may itself be launched: its ranks are told their own places.
-    if !matches!(cli.subcommand, Some(Sub::Launch(_))) {
+    if !matches!(cli.subcommand, Some(Sub::Launch(_) | Sub::Bench(_))) {
         refuse::environment(&env)?;
     }
     match cli.subcommand {
@@ -116,12 +120,18 @@ where
         }
         Some(Sub::Eval(args)) => eval(&args),
         Some(Sub::Plan(args)) => Ok(Command::Plan(Box::new(args.plan()?))),
-        Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
+        Some(Sub::Bench(args)) => args
+            .job(refuse::launched(&env).is_some())
+            .map(Command::Bench),
         Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
             from: args.from,
             to: args.to,
         })),
-        Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
+        Some(Sub::Trace(args)) => match &args.recorder {
+            Some(folder) => crate::flight::describe(folder),
+            None => trace::describe(&args.schedule()?),
+        }
+        .map(Command::Print),
         Some(Sub::Launch(args)) => Ok(Command::Launch {
             ranks: args.ranks.get(),
             command: args.command,
@@ -243,11 +253,11 @@ enum Sub {
     Eval(Box<EvalArgs>),
     /// Which layout for a model on a cluster: memory, traffic by link, bubble, time; ranked, with reasons
     Plan(Box<plan::PlanArgs>),
-    /// Not built yet: refused
-    Bench(Unbuilt),
+    /// Measure collectives, in the columns of nccl-tests, or the constants that plans are chosen by
+    Bench(bench::BenchArgs),
     /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
     Convert(ConvertArgs),
-    /// Draw a pipeline schedule, with its bubble and the activations it holds
+    /// Draw a pipeline schedule, with its bubble and the activations it holds, or read what ranks recorded
     Trace(trace::TraceArgs),
     /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
     Launch(LaunchArgs),

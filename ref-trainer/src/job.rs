@@ -79,6 +79,8 @@ pub struct Job {
     pub report: Option<PathBuf>,
     /// Folder for event files that TensorBoard reads.
     pub tensorboard_dir: Option<PathBuf>,
+    /// Where ranks record their last calls, if they do.
+    pub recorder: Option<PathBuf>,
     /// How steps are printed.
     pub log_format: LogFormat,
     /// A line every so many steps; 0 chooses about 25 lines a run.
@@ -284,6 +286,7 @@ impl Default for Job {
             profile_step_end: None,
             report: None,
             tensorboard_dir: None,
+            recorder: None,
             log_format: LogFormat::Plain,
             log_interval: 0,
             prove: false,

@@ -1,6 +1,7 @@
 //! The reference trainer: every layout computes what one device computes, and proves it.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod compare;
@@ -8,6 +9,7 @@ pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod failure;
+pub mod flight;
 pub mod forecast;
 pub mod groups;
 pub mod job;

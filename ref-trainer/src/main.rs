@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use quintet_ref_trainer::bench::bench;
 use quintet_ref_trainer::cli::{self, Command};
 use quintet_ref_trainer::convert::convert;
 use quintet_ref_trainer::data::Samples;
@@ -35,6 +36,7 @@ fn perform(command: Command) -> Result<Exit, Failure> {
             })?;
             Ok(Exit::Fine)
         }
+        Command::Bench(job) => bench(&job),
         Command::Launch { ranks, command } => {
             // Any code a rank may end with, not ours alone.
             std::process::exit(launch(ranks, &command)?)

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 use quintet_collectives::transport::local::World;
-use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
+use quintet_collectives::{Communicator, ReduceOp, recorder, transport::local::Local};
 use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag, bf16};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 
@@ -132,6 +132,13 @@ fn run<E: Scalar>(
         if comm.rank() == 0 {
             taken = sender.lock().ok().and_then(|mut s| s.take());
         }
+        let comm = match &job.recorder {
+            None => comm,
+            Some(folder) => {
+                let flight = recorder::Recorder::in_folder(folder, comm.rank(), recorder::SLOTS)?;
+                comm.with_recorder(&Arc::new(flight))
+            }
+        };
         run_rank::<E>(
             job,
             samples,

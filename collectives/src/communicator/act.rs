@@ -17,6 +17,7 @@ use crate::{
     DType, Element, Error, Order, ReduceOp, Result,
     performer::{Link, Performer, View},
     plan::Plan,
+    recorder::Subject,
     transport::{
         Call, Message, Site, Tag, Transport, Wait,
         direct::{Memory as Addresses, Pinned, Shared, Sharing},
@@ -33,6 +34,8 @@ pub(super) trait Act<T> {
     fn report(&self) -> Report;
     /// What it may not overtake.
     fn track(&self) -> Track;
+    /// What is recorded of it; its peer is a place in the group.
+    fn subject(&self) -> Subject;
 }
 
 #[derive(Debug)]
@@ -62,6 +65,8 @@ pub(super) struct Run {
     pub(super) redop: Option<ReduceOp>,
     pub(super) order: Order,
     pub(super) site: Site,
+    /// Its number in the group, once it has one.
+    pub(super) sequence: Option<u64>,
     pub(super) way: Way,
 }
 
@@ -167,6 +172,7 @@ impl Run {
             }
             _ => None,
         };
+        self.sequence = Some(*sequence);
         *sequence += 1;
         match shared {
             Some(shared) => {
@@ -189,33 +195,28 @@ impl Run {
         }
     }
 
+    fn subject(&self) -> Subject {
+        Subject {
+            op: self.known.plan.shape().operation().name(),
+            dtype: self.dtype,
+            len: self.known.plan.shape().len(self.known.plan.world()),
+            peer: None,
+            site: Some(self.site),
+        }
+    }
+
     fn report(&self) -> Report {
-        let op = self.known.plan.shape().operation().name();
-        match &self.way {
-            Way::Messages(performer) => {
-                let (peer, what) = performer.blocked_on();
-                Report {
-                    op,
-                    sequence: performer.call().sequence,
-                    peer,
-                    what,
-                    called: true,
-                }
-            }
-            Way::Shared(_, call) => Report {
-                op,
-                sequence: call.sequence,
-                peer: None,
-                what: String::from("every rank of the group to do its part"),
-                called: true,
-            },
-            Way::Open => Report {
-                op,
-                sequence: 0,
-                peer: None,
-                what: String::from("its start"),
-                called: false,
-            },
+        let (peer, what) = match &self.way {
+            Way::Messages(performer) => performer.blocked_on(),
+            Way::Shared(..) => (None, String::from("every rank of the group to do its part")),
+            Way::Open => (None, String::from("its start")),
+        };
+        Report {
+            op: self.known.plan.shape().operation().name(),
+            sequence: self.sequence.unwrap_or(0),
+            peer,
+            what,
+            called: self.sequence.is_some(),
         }
     }
 }
@@ -243,6 +244,9 @@ impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
     }
     fn track(&self) -> Track {
         Track::Collective
+    }
+    fn subject(&self) -> Subject {
+        self.run.subject()
     }
 }
 
@@ -345,6 +349,9 @@ impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
     fn track(&self) -> Track {
         Track::Collective
     }
+    fn subject(&self) -> Subject {
+        self.run.subject()
+    }
 }
 
 /// A message on its way out. `B` is given back; its elements are copied when the send begins, since
@@ -354,6 +361,7 @@ pub(super) struct Sending<E, B> {
     pub(super) to: usize,
     pub(super) tag: u64,
     pub(super) buffer: B,
+    site: Site,
     state: SendState,
     element: core::marker::PhantomData<fn() -> E>,
 }
@@ -366,11 +374,13 @@ enum SendState {
 }
 
 impl<E, B> Sending<E, B> {
+    #[track_caller]
     pub(super) fn new(to: usize, tag: u64, buffer: B) -> Self {
         Self {
             to,
             tag,
             buffer,
+            site: Site::here(),
             state: SendState::Before,
             element: core::marker::PhantomData,
         }
@@ -414,6 +424,10 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
     fn track(&self) -> Track {
         Track::Send(self.to, self.tag)
     }
+    fn subject(&self) -> Subject {
+        let len = self.buffer.as_ref().len();
+        message::<E>("send", len, (self.to, self.tag), self.site)
+    }
 }
 
 impl<E, B: Send + 'static> Yields for Sending<E, B> {
@@ -429,16 +443,21 @@ pub(super) struct Receiving<E, B> {
     pub(super) from: usize,
     pub(super) tag: u64,
     pub(super) buffer: B,
+    len: usize,
+    site: Site,
     over: bool,
     element: core::marker::PhantomData<fn() -> E>,
 }
 
-impl<E, B> Receiving<E, B> {
-    pub(super) fn new(from: usize, tag: u64, buffer: B) -> Self {
+impl<E: Element, B: AsMut<[E]>> Receiving<E, B> {
+    #[track_caller]
+    pub(super) fn new(from: usize, tag: u64, mut buffer: B) -> Self {
         Self {
             from,
             tag,
+            len: buffer.as_mut().len(),
             buffer,
+            site: Site::here(),
             over: false,
             element: core::marker::PhantomData,
         }
@@ -478,12 +497,25 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
     fn track(&self) -> Track {
         Track::Recv(self.from, self.tag)
     }
+    fn subject(&self) -> Subject {
+        message::<E>("recv", self.len, (self.from, self.tag), self.site)
+    }
 }
 
 impl<E, B: Send + 'static> Yields for Receiving<E, B> {
     type Output = B;
     fn output(self) -> B {
         self.buffer
+    }
+}
+
+fn message<E: Element>(op: &'static str, len: usize, peer: (usize, u64), site: Site) -> Subject {
+    Subject {
+        op,
+        dtype: E::DTYPE,
+        len,
+        peer: Some(peer),
+        site: Some(site),
     }
 }
 
@@ -516,5 +548,12 @@ impl<T: Transport, A: Act<T>, B: Act<T>> Act<T> for Both<A, B> {
     }
     fn track(&self) -> Track {
         Track::Alone
+    }
+    fn subject(&self) -> Subject {
+        // The half that can wait for ever.
+        Subject {
+            op: "sendrecv",
+            ..self.two.subject()
+        }
     }
 }

@@ -25,6 +25,7 @@ use std::{
 
 use super::{
     act::{Act, Report, Track, Yields},
+    log::{Log, Note},
     observer::{Observed, Observer},
     stats::{Counters, Stats},
 };
@@ -40,6 +41,8 @@ pub(super) struct Core<T> {
     engine: Mutex<Engine<T>>,
     pub(super) control: Arc<dyn Control>,
     counters: Arc<Counters>,
+    /// Where its calls are recorded, if anywhere.
+    pub(super) log: Log,
     queue: Mutex<Queue<T>>,
     bell: Condvar,
     /// Threads that want the engine between two rounds of the worker.
@@ -88,6 +91,7 @@ impl<T: Transport + Send + 'static> Core<T> {
                 sequence: 0,
             }),
             counters: Arc::default(),
+            log: Log::default(),
             queue: Mutex::new(queue),
             bell: Condvar::new(),
             visitors: AtomicUsize::new(0),
@@ -115,11 +119,20 @@ impl<T: Transport + Send + 'static> Core<T> {
 
     /// Performs an act on this thread.
     pub(super) fn drive<A: Act<T>>(&self, act: &mut A, deadline: Duration) -> Result<()> {
+        let mut note = self.log.note(act.subject());
+        let outcome = self.drive_on(act, deadline, &mut note);
+        note.over(&outcome);
+        outcome
+    }
+
+    fn drive_on<A: Act<T>>(&self, act: &mut A, deadline: Duration, note: &mut Note) -> Result<()> {
         let mut engine = lock(&self.engine);
         let watch = self.watch(&engine);
         let mut begin = None;
         loop {
-            match self.poll(&mut engine, act) {
+            let outcome = self.poll(&mut engine, act);
+            note.begun(|| act.report());
+            match outcome {
                 Ok(false) => {}
                 over => {
                     if let Some((began, before)) = watch {
@@ -156,6 +169,7 @@ impl<T: Transport + Send + 'static> Core<T> {
     {
         let (pending, completer) = Pending::pair(self.counters.clone());
         let job = Started {
+            note: self.log.note(act.subject()),
             act,
             completer,
             gate: Some(Box::new(gate)),
@@ -406,6 +420,7 @@ trait Job<T>: Send {
 
 struct Started<A: Yields> {
     act: A,
+    note: Note,
     completer: Completer<A::Output>,
     gate: Option<Box<dyn Gate>>,
     begun: bool,
@@ -441,6 +456,7 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
             self.begun = true;
             let before = engine.link.bytes;
             let over = core.poll(engine, &mut self.act);
+            self.note.begun(|| self.act.report());
             self.sent += engine.link.bytes - before;
             if !matches!(over, Ok(false)) {
                 let began = self.since.unwrap_or(since);
@@ -479,7 +495,13 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
     }
 
     fn end(self: Box<Self>, outcome: Result<()>) {
-        let Self { act, completer, .. } = *self;
+        let Self {
+            act,
+            note,
+            completer,
+            ..
+        } = *self;
+        note.over(&outcome);
         completer.complete(outcome.map(|()| act.output()));
     }
 }

@@ -44,6 +44,7 @@ mod apart;
 mod codec;
 mod conn;
 pub mod control;
+mod faulty;
 pub mod frame;
 mod group;
 pub(crate) mod handshake;

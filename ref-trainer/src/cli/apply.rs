@@ -405,6 +405,7 @@ fn output(job: &mut Job, args: &OutputArgs) {
         (&mut job.trace, &args.trace),
         (&mut job.report, &args.report),
         (&mut job.tensorboard_dir, &args.tensorboard_dir),
+        (&mut job.recorder, &args.recorder),
     ];
     let steps = [
         (&mut job.profile_step_start, args.profile_step_start),

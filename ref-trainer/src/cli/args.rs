@@ -274,6 +274,9 @@ pub(super) struct OutputArgs {
     /// Metrics file, one object a step [default: metrics.jsonl in the run's folder]
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
+    /// Record the last calls of each rank here, for `trace --recorder` once a run stands still
+    #[arg(long, value_name = "DIR")]
+    pub recorder: Option<PathBuf>,
     /// Timeline of every rank over a few steps, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,

@@ -40,6 +40,7 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
         ("load", args.load.is_some()),
         ("run-dir", args.run_dir.is_some()),
         ("metrics", args.metrics.is_some()),
+        ("recorder", args.recorder.is_some()),
         ("trace", args.trace.is_some()),
         ("profile-step-start", args.profile_step_start.is_some()),
         ("profile-step-end", args.profile_step_end.is_some()),
@@ -60,25 +61,31 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
 
 /// Started as one process of several, this process would train alone and say nothing of it.
 pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
-    for name in [
+    match launched(env) {
+        None => Ok(()),
+        Some((name, processes)) => Err(Failure::usage(format!(
+            "{name}={processes} says that a launcher started {processes} processes, but ranks as processes are not built yet; start quintet once, without the launcher, and its ranks run as threads"
+        ))),
+    }
+}
+
+/// The variable by which a launcher says that it has started several processes, and how many.
+pub(super) fn launched(env: &impl Fn(&str) -> Option<String>) -> Option<(&'static str, u64)> {
+    let names = [
         "QUINTET_WORLD_SIZE",
         "WORLD_SIZE",
         "OMPI_COMM_WORLD_SIZE",
         "PMI_SIZE",
-    ] {
-        let processes = env(name).and_then(|text| text.trim().parse::<u64>().ok());
-        if let Some(processes @ 2..) = processes {
-            return Err(Failure::usage(format!(
-                "{name}={processes} says that a launcher started {processes} processes, but ranks as processes are not built yet; start quintet once, without the launcher, and its ranks run as threads"
-            )));
-        }
-    }
-    Ok(())
+    ];
+    names.into_iter().find_map(|name| {
+        let processes: u64 = env(name)?.trim().parse().ok()?;
+        (processes > 1).then_some((name, processes))
+    })
 }
 
 pub(super) fn subcommand(name: &str) -> Failure {
     Failure::usage(format!(
-        "quintet {name} is not built yet; today there are train, verify, eval, plan, trace, convert and launch"
+        "quintet {name} is not built yet; today there are train, verify, eval, plan, bench, trace, convert and launch"
     ))
 }
 

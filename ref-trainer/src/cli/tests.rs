@@ -337,7 +337,7 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, value);
     }
-    for name in ["bench", "precompile"] {
+    for name in ["precompile"] {
         refused(name, "not built yet");
         refused(&format!("{name} -n 2 --json -- x --tp"), name);
     }
@@ -392,7 +392,7 @@ fn slips_are_named_in_one_sentence() {
         ("trace --schedule dualpipe-v --pp 1", "at least 2 stages"),
         ("trace --pp 0", "at least 1 stage"),
         ("trace --pp 99999999999", "more than can be drawn"),
-        ("trace --recorder d", "not built yet"),
+        ("trace --recorder d --pp 2", "cannot be used with"),
         ("--pp 2 --pipeline-layout 1,2", "[1, 2]"),
         ("--pipeline-layout 1,x", "x"),
         ("--gbs 3", "nearest: 4"),

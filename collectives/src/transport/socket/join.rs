@@ -28,6 +28,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{
     control::Plane,
+    faulty::Faulty,
     handshake::{self, Hello, Identity, PATIENCE, Purpose, Refusal, introduce, receive},
     mesh::{Mesh, Peer},
     poll,
@@ -36,7 +37,7 @@ use super::{
 };
 #[cfg(target_os = "linux")]
 use crate::transport::shm::{Host, Neighbour, Shm, WINDOW};
-use crate::{Error, Result, store::Store};
+use crate::{Error, Result, store::Store, transport::fault::WireFaults};
 
 #[cfg(not(target_os = "linux"))]
 use super::apart::{Host, Neighbour, WINDOW};
@@ -99,6 +100,8 @@ pub struct Join {
     pub folder: Option<PathBuf>,
     /// Address space for each rank's segment: the most it can share. All ranks may differ.
     pub window: usize,
+    /// What goes wrong on purpose, once all are connected; for tests.
+    pub faults: Option<WireFaults>,
 }
 
 impl Join {
@@ -120,6 +123,7 @@ impl Join {
             label: None,
             folder: None,
             window: WINDOW,
+            faults: None,
         }
     }
 
@@ -376,7 +380,14 @@ impl Join {
             stream.set_nonblocking(true).map_err(failed)?;
         }
         control.iter().flatten().for_each(Stream::watch);
-        let peers = data.into_iter().map(|s| s.map(Peer::new)).collect();
+        let faulty = |(to, stream): (usize, Stream)| match &self.faults {
+            Some(faults) => Stream::Faulty(Faulty::new(stream, faults, to).into()),
+            None => stream,
+        };
+        let peers = data.into_iter().enumerate();
+        let peers = peers
+            .map(|(to, stream)| Some(Peer::new(faulty((to, stream?)))))
+            .collect();
         #[allow(unused_mut, reason = "only Linux has memory to share")]
         let mut mesh = Mesh::new(
             (self.rank, self.world, self.generation),
