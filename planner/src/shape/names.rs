@@ -71,6 +71,7 @@ pub(super) fn named(name: &str) -> Option<Shape> {
         tied: name == "gpt3-175b",
         moe: experts(name),
         window: None,
+        dropout: 0.0,
         architecture,
     };
     let latent = (name == "deepseek-v3").then_some(Latent {
