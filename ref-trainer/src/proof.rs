@@ -11,17 +11,19 @@ use std::collections::BTreeMap;
 
 use quintet_collectives::transport::local::World;
 use quintet_kernels::{Cpu, Scalar};
+use quintet_planner::traffic::{self, Routing};
 
 use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
+use crate::oracle::Routed;
 use crate::rank::{Begin, Rank};
 use crate::record::Step;
 use crate::report::{EqualityRow, EqualityTable};
 use crate::schedule_lr::learning_rate;
 use crate::tolerance::{bounds, floor};
-use crate::verify::{OracleOptimizer, predicted_step, twin_of};
+use crate::verify::{OracleOptimizer, predicted_rows, predicted_step, twin_of};
 
 /// One step of a run with the state it began from.
 #[derive(Debug, Clone)]
@@ -32,6 +34,8 @@ pub struct Proof {
     pub before: Tensors,
     /// Optimizer state before it, by kind.
     pub state: BTreeMap<String, Tensors>,
+    /// Bytes that all ranks sent in it, by group.
+    pub bytes: BTreeMap<String, u64>,
     /// What it came to.
     pub step: Step,
 }
@@ -48,11 +52,13 @@ pub fn prove(
     bytes: BTreeMap<String, u64>,
 ) -> Result<EqualityTable, Failure> {
     let mut rows = Vec::new();
+    let mut routed = RowBytes::default();
     for proof in proofs {
         let mut optimizer = OracleOptimizer::at(job, proof.number - 1, &proof.state);
         let mut params = proof.before.clone();
         let truth = optimizer.step(job, samples, proof.number, &mut params)?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
+        routed.add(job, proof, &truth, optimizer.routed)?;
         let floor = floor(job.dtype);
         let own = distances(&twin, &truth, floor).map(|(_, _, d)| d.relative);
         let bounds = bounds(job.dtype, own);
@@ -60,23 +66,66 @@ pub fn prove(
         rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
         rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
     }
-    // Rows go where the router sends them, which nobody knew before; `verify` feeds the planner the
-    // oracle's routing and compares those too.
+    // Rows go where the router sends them, which is known of the steps that were done again.
     let known = |(group, _): &(String, u64)| !(job.model.moe.is_some() && moves_rows(group));
     let predicted = predicted_step(job)?
         .into_iter()
         .map(|(group, b)| (group, b * steps));
+    let predicted = predicted.filter(|(_, b)| *b > 0).filter(known);
     Ok(EqualityTable {
         against: "one device: oracle (plain f64) and twin (these crates, one rank)".into(),
         rows,
-        bytes_predicted: predicted.filter(|(_, b)| *b > 0).filter(known).collect(),
-        bytes_counted: bytes.into_iter().filter(known).collect(),
+        bytes_predicted: predicted.chain(routed.predicted).collect(),
+        bytes_counted: bytes
+            .into_iter()
+            .filter(known)
+            .chain(routed.counted)
+            .collect(),
     })
 }
 
 /// Whether a group carries the rows of experts.
 fn moves_rows(group: &str) -> bool {
     ["ep", "etp"].contains(&group)
+}
+
+/// What was sent in groups that carry rows, in the steps that were done again.
+#[derive(Default)]
+struct RowBytes {
+    predicted: BTreeMap<String, u64>,
+    counted: BTreeMap<String, u64>,
+}
+
+impl RowBytes {
+    /// Adds a step: worked out from where the oracle's tokens went, and counted. A step in which
+    /// rounding has sent a token elsewhere is left out: its rows are others.
+    fn add(
+        &mut self,
+        job: &Job,
+        proof: &Proof,
+        truth: &Step,
+        routed: Routed,
+    ) -> Result<(), Failure> {
+        if job.model.moe.is_none() || proof.step.load.counts != truth.load.counts {
+            return Ok(());
+        }
+        let routing = Routing { kept: routed.kept };
+        let rows = traffic::total(&predicted_rows(job, &routing)?);
+        let step = predicted_step(job)?;
+        for (group, bytes) in step.iter().chain(&rows).filter(|(g, _)| moves_rows(g)) {
+            *self.predicted.entry(proven(group)).or_default() += bytes;
+        }
+        for (group, bytes) in proof.bytes.iter().filter(|(g, _)| moves_rows(g)) {
+            *self.counted.entry(proven(group)).or_default() += bytes;
+        }
+        self.predicted.retain(|_, bytes| *bytes > 0);
+        Ok(())
+    }
+}
+
+/// A group's bytes in the steps above alone.
+fn proven(group: &str) -> String {
+    format!("{group} (steps above)")
 }
 
 /// Loss, gradients, norm and parameters of two steps: name, our value, difference.

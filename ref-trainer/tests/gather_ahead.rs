@@ -1,6 +1,6 @@
 //! ZeRO-3 in the trainer: while the layers of a segment compute, the parameters of the next are on
-//! the wire. Every message takes a while; what begins meanwhile is written down. (In backward a
-//! gather is issued as early, but begins when the reduction before it on the same group is over.)
+//! the wire, in forward and in backward. Every message takes a while; what begins meanwhile is
+//! written down.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -104,7 +104,7 @@ fn the_next_segment_is_gathered_while_one_computes() {
             let of = calls.filter(|(_, (name, op))| name.starts_with(group) && *op == operation);
             of.map(|(at, _)| at).collect()
         };
-        let gathers = at("dp gradients", Operation::AllGather);
+        let gathers = at("dp parameters", Operation::AllGather);
         let tp = at("tp", Operation::AllReduce);
         assert_eq!(
             gathers.len(),
@@ -127,6 +127,20 @@ fn the_next_segment_is_gathered_while_one_computes() {
                 gathers[k + 3] > tp[1 + 2 * k],
                 "two segments ahead: {log:?}"
             );
+        }
+        // Backward, from the head down: while the gradients of what was done are on the wire too.
+        let (gathers, tp) = (&gathers[blocks + 2..], &tp[1 + 2 * blocks + 2..]);
+        let scatters = at("dp gradients", Operation::ReduceScatter);
+        assert_eq!(scatters.len(), blocks + 2);
+        for k in 0..blocks {
+            let (first, second, next) = (tp[1 + 2 * k], tp[2 + 2 * k], gathers[k + 2]);
+            assert!(
+                next < second,
+                "backward: block {k} from the end computes before the next is sent: {log:?}"
+            );
+            if k + 3 < gathers.len() {
+                assert!(gathers[k + 3] > first, "two segments ahead: {log:?}");
+            }
         }
     }
 }
