@@ -28,6 +28,7 @@ use crate::block::BlockSpec;
 use crate::context::{self, ContextSaved, Gradients};
 use crate::linear::{ColumnParallelLinear, RowBackward, RowParallelLinear};
 use crate::norm::{NormKind, Normed, RowNorm, RowStats};
+use crate::recompute::Remade;
 use crate::region::{Region, apply};
 use crate::saved::{runs, runs_mut, weight_bias, weight_bias_mut};
 use crate::spec::join;
@@ -59,13 +60,27 @@ pub struct SelfAttention {
 #[derive(Debug)]
 pub struct AttentionForward<Buf, Stat> {
     /// The input, whole.
-    x: Buf,
+    x: Remade<Buf>,
     /// Output of the softmax.
     o: Buf,
     /// What the softmax's own backward needs.
     inner: ContextSaved<Buf, Stat>,
     /// Queries and keys before their norms, if they have any.
     before: Option<[BeforeNorm<Buf, Stat>; 2]>,
+}
+
+impl<Buf, Stat> AttentionForward<Buf, Stat> {
+    /// Lets the input go, unless it was gathered.
+    pub(crate) fn let_go(&mut self, gathered: bool) {
+        if !gathered {
+            self.x.let_go();
+        }
+    }
+
+    /// Takes the input again, where it was let go.
+    pub(crate) fn remake(&mut self, x: impl FnOnce() -> Result<Buf, Error>) -> Result<(), Error> {
+        self.x.remake(x)
+    }
 }
 
 /// What a norm of queries or keys was given, and the statistics of its rows.
@@ -297,7 +312,7 @@ impl SelfAttention {
         let (wo, bias) = weight_bias(NAME, po)?;
         let y = self.o.forward(ctx, t, wo, bias, B::whole(&o))?;
         let saved = AttentionForward {
-            x,
+            x: Remade::Here(x),
             o,
             inner,
             before,
@@ -329,6 +344,7 @@ impl SelfAttention {
             inner,
             before,
         } = saved;
+        let x = x.made(NAME)?;
         let (wo, _) = weight_bias(NAME, po)?;
         let back = self.o.backward_input(ctx, t, wo, dy_td)?;
         let RowBackward { dy_whole, dx: d_o } = back;

@@ -58,6 +58,7 @@ pub mod moe;
 pub mod norm;
 pub mod philox;
 pub mod pipeline;
+pub mod recompute;
 pub mod region;
 pub mod saved;
 mod spec;
@@ -76,6 +77,7 @@ pub use loss::VocabParallelCrossEntropy;
 pub use mlp::{GeluMlp, Mlp, SwiGluMlp};
 pub use moe::{MoeMlp, MoeShape, MoeSpec};
 pub use norm::{NormKind, RowNorm};
+pub use recompute::Recompute;
 pub use saved::Saved;
 pub use spec::INIT_STD;
 

@@ -60,7 +60,8 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
             human::bytes(corpus.part(Part::Whole).len() as u64)
         ),
         traffic: total(&predicted_ranks(job)?),
-        row_bytes: (job.layout.ep > 1).then(|| row_copy_bytes(&job.model, wire_types(job))),
+        row_bytes: (job.layout.ep > 1)
+            .then(|| row_copy_bytes(&job.model, &job.layout, wire_types(job))),
         ..Forecast::default()
     };
     let (train, held_out) = (corpus.part(Part::Train), corpus.part(Part::HeldOut));

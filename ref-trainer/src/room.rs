@@ -31,7 +31,7 @@ fn least(job: &Job) -> u128 {
     let copies = from(3) + from(2) + moments * from(1);
     let state = parameters(&job.model).saturating_mul(copies);
     let tokens = job.batch.micro_batch.saturating_mul(job.batch.seq);
-    microbatch(&job.model, tokens)
+    microbatch(&job.model, tokens, job.layout.recompute)
         .saturating_mul(replicas)
         .saturating_add(state)
         .saturating_mul(width)

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! against the twin          stages under any schedule and cut, threads per rank
-//! against each other        ZeRO 0 and 1, 2 and 3, bucket lengths, room on the transport, run after run
+//! against each other        ZeRO 0 and 1, 2 and 3, bucket lengths, room on the transport, run after run,
+//!                           what backward computes again
 //! not bit-equal, but right  tp, dp, a table tied over stages
 //! ```
 
@@ -10,7 +11,10 @@ mod common;
 
 use common::{cut, first_difference, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, Recompute};
+use quintet_planner::config::{CpComm, MoeConfig};
 use quintet_ref_trainer::data::RandomMask;
 use quintet_ref_trainer::job::{Dtype, Job};
 use quintet_ref_trainer::rank::Begin;
@@ -134,6 +138,59 @@ fn bucket_lengths_change_nothing() {
         let whole = of(1 << 20);
         for bytes in [1, 700, 5_000] {
             assert_same_but_norm(&format!("{bytes} bytes"), &of(bytes), &whole);
+        }
+    }
+}
+
+/// Every kind of block, every schedule, every way to cut: whole steps, with what routers counted.
+#[test]
+fn what_is_computed_again_changes_nothing() {
+    let moe = MoeConfig {
+        score: Score::Sigmoid,
+        selection_bias: true,
+        aux_loss: 0.1,
+        z_loss: 0.01,
+        capacity_factor: Some(0.7),
+        shared_ffn: 3,
+        shared_gate: true,
+        first_dense: 1,
+        ..MoeConfig::new(4, 2, 5)
+    };
+    let qk_norm = Architecture {
+        qk_norm: true,
+        ..Architecture::LLAMA
+    };
+    let mut places = [(1, 1, 1), (1, 2, 2), (2, 2, 1), (1, 1, 2)]
+        .into_iter()
+        .cycle();
+    for architecture in [Architecture::LLAMA, Architecture::gpt2(24), qk_norm] {
+        for moe in [None, Some(moe)] {
+            for schedule in ScheduleKind::ALL {
+                let (dp, tp, pp) = places.next().unwrap_or_default();
+                let pp = pp.max(schedule.least_stages());
+                let mut job = with(&cut(&deep_job(), (dp, tp, pp)), |l| {
+                    (l.schedule, l.sequence_parallel) = (schedule, dp > 1);
+                    l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
+                    (l.cp, l.zero_stage, l.bucket_bytes) = (3 - dp, 3, 1);
+                    (l.cp_comm, l.ep) = (CpComm::Ulysses, if moe.is_some() { dp * tp } else { 1 });
+                });
+                (job.model.architecture, job.model.moe) = (architecture, moe);
+                (job.batch.seq, job.steps) = (8, 2);
+                recomputes_equal(&job);
+            }
+        }
+    }
+}
+
+fn recomputes_equal(job: &Job) {
+    for job in in_both_types(job) {
+        job.check().expect("a layout");
+        let [none, selective, full] =
+            Recompute::ALL.map(|mode| steps(&with(&job, |l| l.recompute = mode)));
+        for (mode, again) in [("selective", selective), ("full", full)] {
+            assert_same(&format!("{mode}, {:?}", job.layout), &again, &none);
+            let load = |steps: &[Step]| steps.iter().map(|s| s.load.clone()).collect::<Vec<_>>();
+            assert_eq!(load(&again), load(&none), "{mode}, {:?}", job.layout);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::{Route, ScheduleKind};
 
 /// How a rank comes to see keys and values of tokens that others hold.
@@ -70,6 +71,8 @@ pub struct Layout {
     pub bucket_bytes: usize,
     /// Fold contributions in any order a plan finds fast, instead of rank order.
     pub any_order: bool,
+    /// What backward computes again instead of keeping it.
+    pub recompute: Recompute,
 }
 
 impl Layout {
@@ -93,6 +96,7 @@ impl Layout {
             stage_layers: None,
             bucket_bytes: 1 << 20,
             any_order: false,
+            recompute: Recompute::None,
         }
     }
 
@@ -129,6 +133,12 @@ impl Layout {
     #[must_use]
     pub fn route(&self) -> Route {
         self.schedule.route(self.pp, self.chunks())
+    }
+
+    /// How often the forward of a block runs for a microbatch.
+    #[must_use]
+    pub fn forwards(&self) -> usize {
+        1 + usize::from(self.recompute == Recompute::Full)
     }
 
     /// Chunks of all stages.

@@ -10,6 +10,8 @@
 //! etp      counts                   all-gather of E i32
 //!          rows                     all-gather, reduce-scatter, and the same
 //! ```
+//!
+//! Forward is sent twice where blocks are computed again.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -30,10 +32,11 @@ pub struct Routing {
     pub kept: Vec<Vec<Vec<i32>>>,
 }
 
-/// Payload bytes of one row on its way to another rank's expert and back, forward and backward.
+/// Payload bytes of one row on its way to another rank's expert and back, each time forward runs
+/// and backward.
 #[must_use]
-pub fn row_copy_bytes(model: &ModelConfig, types: WireTypes) -> u64 {
-    (4 * model.hidden * types.storage.bytes()) as u64
+pub fn row_copy_bytes(model: &ModelConfig, layout: &Layout, types: WireTypes) -> u64 {
+    (2 * (layout.forwards() + 1) * model.hidden * types.storage.bytes()) as u64
 }
 
 /// What every rank sends in a step to move the rows of this routing, by group, in rank order.
@@ -119,7 +122,7 @@ impl Sum<'_> {
         (hidden, dtype): (usize, DType),
         chosen: &impl Fn(usize) -> Vec<usize>,
     ) -> Result<(), Error> {
-        let here = moe.experts / self.layout.ep;
+        let (here, passes) = (moe.experts / self.layout.ep, self.layout.forwards() + 1);
         let of = |counts: &[usize], place: usize| -> usize {
             counts.iter().skip(place * here).take(here).sum::<usize>() * hidden
         };
@@ -134,7 +137,7 @@ impl Sum<'_> {
                 ep,
                 &CollectiveShape::AllToAllV { send, recv },
                 dtype,
-                2,
+                passes,
             )?;
         }
         let (parts, etp) = self.on(Axis::Etp, self.rank);
@@ -146,13 +149,13 @@ impl Sum<'_> {
         let gather = CollectiveShape::AllGather {
             counts: counts.clone(),
         };
-        self.add("etp", etp, &gather, dtype, 2)?;
+        self.add("etp", etp, &gather, dtype, passes)?;
         self.add(
             "etp",
             etp,
             &CollectiveShape::ReduceScatter { counts },
             dtype,
-            2,
+            passes,
         )
     }
 
@@ -165,11 +168,12 @@ impl Sum<'_> {
         (times, hidden): (usize, usize),
         types: WireTypes,
     ) -> Result<(), Error> {
-        let tp = self.tp();
+        let (tp, backwards) = (self.tp(), times);
+        let times = times * self.layout.forwards();
         if !self.layout.sequence_parallel {
             let counts = chunk_lens(tokens, tp.1).map(|n| n * hidden).collect();
             let gather = CollectiveShape::AllGather { counts };
-            self.add("tp", tp, &gather, types.storage, 2 * times)?;
+            self.add("tp", tp, &gather, types.storage, times + backwards)?;
         }
         let factors = [Axis::Cp, Axis::Tp].map(|axis| self.mesh.factor(axis));
         let sharing = self.mesh.group(self.rank, &factors);

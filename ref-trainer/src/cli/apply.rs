@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::config::{Layout, ModelConfig, MoeConfig};
 
@@ -79,7 +80,7 @@ impl Base {
 /// Refuses what is not built, fills in the rest and judges the whole.
 pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
     let device = &args.device;
-    refuse_unbuilt(&args.layout, &args.model, device, &args.output)?;
+    refuse_unbuilt(&args.model, device, &args.output)?;
     let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
     parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
     let chosen = base.chosen();
@@ -99,19 +100,17 @@ pub(super) fn job_without_steps(
     batch: &BatchArgs,
     device: &DeviceArgs,
 ) -> Result<Job, Failure> {
-    refuse_unbuilt(layout, model, device, &OutputArgs::default())?;
+    refuse_unbuilt(model, device, &OutputArgs::default())?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
     Ok(base.job)
 }
 
 fn refuse_unbuilt(
-    layout: &LayoutArgs,
     model: &ModelArgs,
     device: &DeviceArgs,
     output: &OutputArgs,
 ) -> Result<(), Failure> {
-    refuse::layout(layout)?;
     refuse::model(model)?;
     refuse::device(device)?;
     refuse::output(output)
@@ -170,8 +169,10 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
     if args.hybrid_shard_size.is_some() {
         layout.hybrid_shard_size = args.hybrid_shard_size;
     }
-    // What is gathered or whole only for a while should be small: a layer.
-    let each_layer = (!saved && layout.zero_stage >= 2).then_some(1);
+    set(&mut layout.recompute, args.recompute.map(Into::into));
+    // What is gathered, whole or made again only for a while should be small: a layer.
+    let for_a_while = layout.zero_stage >= 2 || layout.recompute == Recompute::Full;
+    let each_layer = (!saved && for_a_while).then_some(1);
     set(&mut layout.bucket_bytes, args.bucket_bytes.or(each_layer));
     set(
         &mut layout.any_order,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::words::{
-    CpWord, DecayStyle, Device, DtypeWord, Launch, Log, Optimizer, Recompute, ReductionOrder,
+    CpWord, DecayStyle, Device, DtypeWord, Launch, Log, Optimizer, RecomputeWord, ReductionOrder,
     Schedule, ScoreFunction, Transport,
 };
 
@@ -76,14 +76,14 @@ pub(super) struct LayoutArgs {
     pub ulysses_degree: Option<usize>,
     /// What backward computes again instead of keeping it [default: none]
     #[arg(long, visible_alias = "recompute-granularity", value_enum)]
-    pub recompute: Option<Recompute>,
+    pub recompute: Option<RecomputeWord>,
     /// Neighbouring replicas that shard among themselves, the others holding copies; divides dp x
     /// cp, needs --zero-stage 1, 2 or 3 [default: all of them]
     #[arg(long, value_name = "N")]
     pub hybrid_shard_size: Option<usize>,
     /// Gradients are summed, and under --zero-stage 3 parameters gathered, in buckets of whole
     /// layers that are closed once they take this many bytes; 1 makes each layer its own
-    /// [default: 1048576; zero-stage 2, 3: 1]
+    /// [default: 1048576; zero-stage 2, 3 or recompute full: 1]
     #[arg(long, value_name = "BYTES")]
     pub bucket_bytes: Option<usize>,
     /// Order in which contributions are added [default: rank]

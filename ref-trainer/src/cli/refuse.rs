@@ -3,16 +3,9 @@
 //! When a feature comes, its line here goes. Constraints between flags are not judged here but in
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
-use super::args::{DeviceArgs, LayoutArgs, ModelArgs, OutputArgs};
-use super::words::{Device, DtypeWord, Launch, Log, Recompute, Transport, spelt};
+use super::args::{DeviceArgs, ModelArgs, OutputArgs};
+use super::words::{Device, DtypeWord, Launch, Log, Transport, spelt};
 use crate::failure::Failure;
-
-pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
-    if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
-        return unbuilt("recompute", &spelt(mode), "use none");
-    }
-    Ok(())
-}
 
 pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
     if let Some(share) = args.dropout

@@ -3,6 +3,7 @@ use crate::failure::Exit;
 use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind};
 use crate::model_config::Model;
 use proptest::prelude::*;
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::CpComm;
@@ -188,6 +189,15 @@ fn each_flag_reaches_the_job() {
             j.layout.stage_layers = Some(vec![1, 3]);
         }),
         ("--bucket-bytes 4096", |j| j.layout.bucket_bytes = 4096),
+        ("--recompute selective", |j| {
+            j.layout.recompute = Recompute::Selective;
+        }),
+        ("--recompute full", |j| {
+            (j.layout.recompute, j.layout.bucket_bytes) = (Recompute::Full, 1);
+        }),
+        ("--recompute-granularity full --bucket-bytes 4096", |j| {
+            (j.layout.recompute, j.layout.bucket_bytes) = (Recompute::Full, 4096);
+        }),
         ("--reduction-order any", |j| j.layout.any_order = true),
         (
             "--dropout 0 --window-size 0 --num-experts 0 --pack-documents=false",
@@ -292,8 +302,6 @@ fn sequences_are_cut() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
-        "--recompute selective",
-        "--recompute full",
         "--dropout 0.1",
         "--dtype bf16",
         "--device emulated",

@@ -2,6 +2,7 @@
 //! what is said of them is not "invalid value".
 
 use clap::ValueEnum;
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
@@ -63,13 +64,23 @@ impl From<CpWord> for CpComm {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Recompute {
-    /// Keep what forward saves
+pub(super) enum RecomputeWord {
+    /// Nothing: all that forward makes is kept
     None,
-    /// Not built yet: refused
+    /// What is cheap: outputs of norms and activations
     Selective,
-    /// Not built yet: refused
+    /// Blocks, each from its input
     Full,
+}
+
+impl From<RecomputeWord> for Recompute {
+    fn from(word: RecomputeWord) -> Self {
+        match word {
+            RecomputeWord::None => Self::None,
+            RecomputeWord::Selective => Self::Selective,
+            RecomputeWord::Full => Self::Full,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

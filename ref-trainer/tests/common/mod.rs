@@ -22,7 +22,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::philox::Stream;
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_parallel_layers::{Architecture, Positions};
+use quintet_parallel_layers::{Architecture, Positions, Recompute};
 use quintet_planner::config::{Batch, CpComm, Layout, ModelConfig, MoeConfig};
 use quintet_ref_trainer::compare::compare;
 use quintet_ref_trainer::data::{Corpus, RandomMask, Samples};
@@ -330,6 +330,7 @@ impl Genes {
             stage_layers: uneven.then(|| counts.clone()),
             bucket_bytes: BUCKETS[self.bucket],
             any_order,
+            recompute: Recompute::None,
         };
         let micro_batch = self.batch.1 + 1;
         let batch = Batch {
