@@ -398,10 +398,15 @@ fn the_program_leaves_nothing_of_a_spoilt_folder() {
     }
     assert!(files.len() > 1, "{files:?}");
     for path in files {
+        // A conversion needs no moments, a run that goes on does.
+        let line = if path.to_str().unwrap().contains("optim") {
+            "train --load new --data text --seq-length 8 --mbs 1 --gbs 2 --steps 1 --quiet"
+        } else {
+            "convert new torn"
+        };
         let whole = std::fs::read(&path).unwrap();
         for cut in [0, 1, whole.len() / 2, whole.len() - 1] {
             std::fs::write(&path, &whole[..cut]).unwrap();
-            let line = "convert new torn";
             refused(
                 &path.display().to_string(),
                 quintet(&dir, line).expect_err(line),

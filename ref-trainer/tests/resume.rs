@@ -83,7 +83,7 @@ fn a_run_over_cp_and_ep_goes_on_under_any_layout() {
 #[test]
 fn eval_is_the_same_over_cp_and_ep() {
     let dir = Folder::new("eval");
-    let text: String = (0..60).map(|i| format!("line {i} of a text\n\n")).collect();
+    let text: String = (0..30).map(|i| format!("line {i} of a text\n\n")).collect();
     std::fs::write(dir.0.join("text"), text).unwrap();
     let train = "train --model tiny-moe --seq-length 16 --mbs 1 --gbs 4 --steps 2 --cp 2 --ep 2 --save c --quiet \
                  --pack-documents --dtype f64";
@@ -94,15 +94,16 @@ fn eval_is_the_same_over_cp_and_ep() {
         (number(&said, "loss"), number(&said, "tokens"))
     };
     let one = eval("");
-    assert!(one.1 > 500.0, "{one:?}");
-    for flags in [
+    assert!(one.1 > 300.0, "{one:?}");
+    let flags = [
         "--window-size 3",
         "--moe-capacity-factor 0.5",
         "--pack-documents=false",
-    ] {
+    ];
+    for (turn, flags) in flags.into_iter().enumerate() {
         let other = eval(flags);
         assert!((other.0 - one.0).abs() > 1e-6, "{flags} changed nothing");
-        for layout in LAYOUTS {
+        for layout in LAYOUTS.into_iter().skip(turn).step_by(3) {
             let here = eval(&format!("{layout} {flags}"));
             close(here.0, other.0);
             assert_eq!(here.1, other.1, "{layout}");
