@@ -13,6 +13,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use quintet_planner::config::Batch;
 
 use crate::bench::BenchJob;
+use crate::checkpoint::job_of;
 use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
@@ -190,7 +191,7 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
             ));
         }
     };
-    let defaults = Job {
+    let mut defaults = Job {
         batch: Batch {
             micro_batch: 1,
             global_batch: 8,
@@ -198,6 +199,14 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
         },
         ..Job::default()
     };
+    if let Weights::Checkpoint(root) = &weights {
+        // Its model first, so that flags say what is to be computed with it.
+        let saved = job_of(root)?.saved;
+        (defaults.model, defaults.model_name) = (saved.model, saved.model_name);
+        defaults.max_positions = saved.max_positions;
+        defaults.pack_documents = saved.pack_documents;
+        defaults.batch.seq = saved.batch.seq;
+    }
     let base = Base::own_batch(defaults);
     let job = apply::job_without_steps(base, &args.layout, &args.model, &args.batch, &args.device)?;
     refuse::emulated(job.device)?;
@@ -212,7 +221,7 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
 #[command(
     name = "quintet",
     version,
-    about = "Trains a small Llama under any layout, and proves that it computes what one device computes",
+    about = "Trains a small language model under any layout, and proves that it computes what one device computes",
     long_about = None,
     after_help = EXAMPLES,
     args_conflicts_with_subcommands = true,

@@ -54,7 +54,11 @@ pub fn convert(job: &Convert) -> Result<String, Failure> {
             to.display()
         ));
     }
-    if find(from).is_err() {
+    if let Err(torn) = find(from) {
+        // A checkpoint that is torn says where.
+        if from.join("latest").is_file() {
+            return Err(torn.into());
+        }
         return Err(Failure::data(format!(
             "{} holds neither config.json with safetensors nor a checkpoint",
             from.display()

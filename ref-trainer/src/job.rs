@@ -354,6 +354,7 @@ impl Job {
             max_positions: self.max_positions,
             batch: self.batch,
             data: self.data,
+            pack_documents: self.pack_documents,
             mask_fraction: self.mask_fraction,
             mask_samples: self.mask_samples,
             dtype: self.dtype,

@@ -16,7 +16,7 @@ use quintet_zero::{
 };
 
 use crate::failure::Failure;
-use crate::groups::{Counted, Groups, Traffic};
+use crate::groups::{Counted, Groups, Traffic, labels};
 use crate::job::{Job, OptimizerKind};
 use crate::load::Load;
 use crate::model::{Device, StageModel};
@@ -97,8 +97,12 @@ where
         validate(&job.model, layout, &job.batch)?;
         let mesh = mesh(layout)?;
         let flats = flat_layouts(job, &mesh, rank, size_of::<E::Acc>())?;
-        let (groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), layout)?;
         let grad_bytes = size_of::<E::Acc>();
+        let (mut groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), layout)?;
+        for stage in mesh.group(rank, &[mesh.factor(Axis::Pp)]) {
+            let flats = flat_layouts(job, &mesh, stage, grad_bytes)?;
+            groups.count_also(labels(by_ref(&flats)));
+        }
         let schedule = schedule(job, &mesh, grad_bytes)?;
         let stage = mesh.index(rank, Axis::Pp);
         let chunks = flats.iter().enumerate().map(|(chunk, flat)| {

@@ -19,7 +19,7 @@ use std::time::Instant;
 use quintet_collectives::{Observed, Observer};
 use quintet_parallel_layers::pipeline::Action;
 
-use crate::groups::LABELS;
+use crate::groups::label;
 
 /// What a span is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,13 +172,6 @@ impl Observer for Recorder {
         };
         self.keep(What::Operation(operation), seen.began, seen.ended);
     }
-}
-
-/// The label that a group's traffic is counted under: the first word of its name. None for a group
-/// that is no part of training.
-fn label(name: &str) -> Option<&'static str> {
-    let first = name.split(' ').next()?;
-    LABELS.into_iter().find(|label| *label == first)
 }
 
 #[cfg(test)]

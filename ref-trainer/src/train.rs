@@ -16,7 +16,6 @@ use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
-use crate::groups::LABELS;
 use crate::job::{Dtype, Job};
 use crate::load::Load;
 use crate::lock::Lock;
@@ -211,6 +210,7 @@ fn run_rank<E: Scalar>(
                 (done.loss, done.count, done.norm);
             proof.step.load = done.load.clone();
             proof.step.params = rank.full_weights()?;
+            proof.bytes.clone_from(&report.bytes);
             if rank.rank == 0 {
                 left.proofs.push(proof);
             }
@@ -273,6 +273,7 @@ fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof,
         number,
         before: rank.full_weights()?,
         state: rank.full_state()?,
+        bytes: BTreeMap::new(),
         step: crate::record::Step::default(),
     })
 }
@@ -296,10 +297,10 @@ fn measure<E: Scalar>(
             times.backward_weight,
         ]);
     }
+    // Under the same labels on every rank.
     let after = rank.traffic();
-    for axis in LABELS {
-        let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
-        let (a, b) = (a.unwrap_or_default(), b.unwrap_or_default());
+    for (axis, a) in &after {
+        let b = before.get(axis).copied().unwrap_or_default();
         let sent = a.bytes - b.bytes;
         sums.extend([sent as f64, (a.blocked - b.blocked).as_secs_f64()]);
         if sent > 0 {
@@ -313,8 +314,8 @@ fn measure<E: Scalar>(
     reduce(rank, &mut sums, ReduceOp::Sum)?;
     reduce(rank, &mut peaks, ReduceOp::Max)?;
     let (times, groups) = sums.split_at(3 * places);
-    let by_axis = LABELS
-        .into_iter()
+    let by_axis = after
+        .keys()
         .zip(groups.chunks(2))
         .filter(|(_, g)| g[0] > 0.0);
     let mut report = StepReport {

@@ -23,19 +23,27 @@ use names::Experts;
 /// Tensors by name, widened to f64.
 pub type Tensors = BTreeMap<String, Vec<f64>>;
 
-/// The job with the model that the weights belong to.
+/// Whether the job's model can take these weights: a flag may change what is computed with a
+/// checkpoint's parameters (a window, a capacity), not which there are.
 ///
 /// # Errors
-/// Where there are none, or the layout cannot hold that model.
-pub fn job_for(job: &Job, weights: &Weights) -> Result<Job, Failure> {
-    let mut job = job.clone();
-    if let Weights::Checkpoint(root) = weights {
-        let saved = job_of(root)?.saved;
-        (job.model, job.model_name) = (saved.model, saved.model_name);
-        job.max_positions = saved.max_positions;
-    }
-    job.check()?;
-    Ok(job)
+/// Where there are none, or the model has other parameters.
+pub fn belong_to(job: &Job, weights: &Weights) -> Result<(), Failure> {
+    let Weights::Checkpoint(root) = weights else {
+        return Ok(());
+    };
+    let saved = job_of(root)?.saved;
+    let (theirs, ours) = (param_shapes(&saved.model), param_shapes(&job.model));
+    let Some((name, shape)) = theirs.iter().chain(&ours).find(|p| {
+        // What is in both is in order.
+        !(theirs.contains(p) && ours.contains(p))
+    }) else {
+        return Ok(());
+    };
+    Err(Failure::usage(format!(
+        "the checkpoint in {} holds a model with other parameters than these flags ask for ({name} {shape:?} is in one alone); leave them out",
+        root.display()
+    )))
 }
 
 /// Reads every parameter of the model from the `*.safetensors` files of a folder.

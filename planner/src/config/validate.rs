@@ -97,9 +97,15 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
         ));
     }
     if !model.kv_heads.is_multiple_of(l.tp) && !l.tp.is_multiple_of(model.kv_heads) {
+        let (heads, kv) = (model.heads, model.kv_heads);
+        let fits = |tp: &usize| {
+            heads.is_multiple_of(*tp) && (kv.is_multiple_of(*tp) || tp.is_multiple_of(kv))
+        };
+        let valid: Vec<String> = (1..=heads).filter(fits).map(|tp| format!("{tp}")).collect();
         return no(format!(
-            "tp={} and {} KV heads: one must divide the other",
-            l.tp, model.kv_heads
+            "tp={} and {kv} KV heads: one must divide the other; valid: {}",
+            l.tp,
+            valid.join(", ")
         ));
     }
     context(model, l, batch)?;
@@ -305,14 +311,13 @@ fn chunks(model: &ModelConfig, l: &Layout) -> Result<(), Invalid> {
                 l.pp, model.layers, model.layers
             )
         } else {
-            let most = model.layers / l.chunks();
             format!(
-                "pp={} stages of {} chunks are {} chunks, more than the model's {} layers; use at most pp={most}, or {} chunks a stage",
+                "pp={} stages of {} chunks are {} chunks, more than the model's {} layers; use {}",
                 l.pp,
                 l.chunks(),
                 l.places(),
                 model.layers,
-                model.layers / l.pp.max(1)
+                fewer_chunks(model.layers, l)
             )
         });
     }
@@ -334,6 +339,26 @@ fn chunks(model: &ModelConfig, l: &Layout) -> Result<(), Invalid> {
         }
     }
     Ok(())
+}
+
+/// Layouts near one of too many chunks that the model can be cut into.
+fn fewer_chunks(layers: usize, l: &Layout) -> String {
+    let (stages, chunks) = (layers / l.chunks(), layers / l.pp);
+    let mut choices = Vec::new();
+    if stages >= l.schedule.least_stages().max(1) {
+        choices.push(format!("at most pp={stages}"));
+    }
+    if l.schedule.chunks().is_none() && chunks > 1 {
+        choices.push(format!("virtual-stages={chunks}"));
+    }
+    if choices.len() < 2 {
+        let fewer = match l.pp > layers {
+            true => format!(" with at most pp={layers}"),
+            false => String::new(),
+        };
+        choices.push(format!("schedule 1f1b{fewer}"));
+    }
+    choices.join(", or ")
 }
 
 /// Whether the schedule can run as many microbatches as a pipeline has.
@@ -402,7 +427,10 @@ mod tests {
         assert_eq!(of(ZbH1, 6, 1, None), "fine");
         for (got, needed) in [
             (of(Interleaved, 2, 1, None), "use 2 or more"),
-            (of(Interleaved, 4, 2, None), "use at most pp=3, or 1 chunks"),
+            (
+                of(Interleaved, 4, 2, None),
+                "use at most pp=3, or schedule 1f1b",
+            ),
             (of(OneFOneB, 2, 2, None), "use schedule interleaved"),
             (of(DualPipeV, 2, 3, None), "or virtual-stages=2"),
             (of(DualPipeV, 1, 2, None), "at least pp=2"),

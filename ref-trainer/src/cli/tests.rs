@@ -509,13 +509,41 @@ fn each_subcommand_has_its_defaults() {
         run("verify --json"),
         Ok(Command::Verify { json: true, .. })
     ));
-    let Ok(Command::Eval { job, weights, json }) =
-        run("eval --load c --seq-length 8 --dp 3 --json")
-    else {
-        panic!("eval");
+}
+
+/// The checkpoint's model, and what flags say is to be computed with it.
+#[test]
+fn eval_takes_a_checkpoints_model_and_flags_win() {
+    let dir = crate::report::test_dir::TestDir::new("eval");
+    let root = dir.path();
+    let was =
+        train("train --model tiny-moe --window-size 9 --seq-len 20 --pack-documents --steps 9");
+    checkpoint_of(&was, root);
+    let eval = |flags: &str| match run(&format!("eval --load {} {flags}", root.display())) {
+        Ok(Command::Eval { job, weights, json }) => {
+            assert_eq!(weights, Weights::Checkpoint(root.into()));
+            (job, json)
+        }
+        other => panic!("{flags}: {other:?}"),
     };
+    let (job, json) = eval("--seq-length 8 --dp 3 --json");
     assert_eq!((job.batch.seq, job.batch.global_batch, json), (8, 9, true));
-    assert_eq!(weights, Weights::Checkpoint("c".into()));
+    assert_eq!((&job.model, job.pack_documents), (&was.model, true));
+    let (job, _) = eval("--window-size 5 --pack-documents=false --moe-capacity-factor 2 --ep 1");
+    assert_eq!((job.model.window, job.batch.seq), (Some(5), 20));
+    assert_eq!(job.model.moe.unwrap().capacity_factor, Some(2.0));
+    assert!(!job.pack_documents);
+    let (job, _) = eval("--window-size 0");
+    assert_eq!(job.model.window, None);
+    // Flags that ask for other parameters.
+    for flags in ["--num-experts 4", "--untie-embeddings-and-output-weights"] {
+        let (job, _) = eval(flags);
+        let weights = Weights::Checkpoint(root.into());
+        let failure = crate::weights::belong_to(&job, &weights).expect_err(flags);
+        assert_eq!(failure.exit, Exit::Usage);
+        assert!(failure.sentence.contains("other parameters"), "{failure}");
+    }
+    assert_eq!(run("eval --load no/such").unwrap_err().exit, Exit::Data);
 }
 
 /// `[default: x; verify: y]` in a help text is what happens without the flag.
@@ -680,6 +708,14 @@ fn a_checkpoint_stands_for_what_flags_do_not_say() {
         ("--seed 10", ["--seed 9", "not 10"]),
         ("--mask-fraction 0", ["--mask-fraction 0.25", "not 0"]),
         ("--mask-samples 1", ["--mask-samples 0.125", "not 1"]),
+        (
+            "--pack-documents",
+            ["--pack-documents=false", "not --pack-documents=true"],
+        ),
+        (
+            "--window-size 5",
+            ["--model tiny (untied)", "(untied, a window of 5)"],
+        ),
         ("--model bench-s", ["--model tiny", "bench-s"]),
         (
             "--untie-embeddings-and-output-weights=false",
