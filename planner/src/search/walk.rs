@@ -161,7 +161,9 @@ impl<'a> Walk<'a> {
                         self.microbatches(&mesh, &sharded, &mut best);
                     } else {
                         let lengths = space::divisors(job.global_batch / mesh.dp).len();
-                        self.slower(lengths * sharded.len());
+                        let orders = space::schedules(mesh.pp, self.config().layers, &request.pins);
+                        let modes = space::recomputes(&request.pins).len();
+                        self.slower(lengths * modes * orders.len() * sharded.len());
                     }
                 }
             }
