@@ -300,7 +300,8 @@ fn refuse_window(keys: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// Refuses what other code would compute with these keys and ours would not.
+/// Refuses what other code would compute with these keys and ours would not. Rates of dropout are a
+/// matter of training, where `--dropout` says it.
 fn refuse_other_maths(keys: &Map<String, Value>) -> Result<(), String> {
     if let Some(act) = present(keys, "hidden_act")
         && act != "silu"
