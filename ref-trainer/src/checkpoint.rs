@@ -146,6 +146,10 @@ pub fn steps_done(job: &Job, corpus: &Corpus, root: &Path) -> Result<u64, Failur
         let of = |job: &Job| job.mask_fraction.to_string();
         return Err(other(format!("--mask-fraction {}", of(saved)), of(job)));
     }
+    if saved.mask() != job.mask() {
+        let of = |job: &Job| job.mask().samples.to_string();
+        return Err(other(format!("--mask-samples {}", of(saved)), of(job)));
+    }
     if origin.text != Fingerprint::of(corpus) {
         let of = |job: &Job| match &job.data {
             DataSource::Embedded => "embedded".to_string(),

@@ -7,7 +7,7 @@ use quintet_planner::model::{flat_layout, mesh};
 use quintet_planner::states::fullest;
 use quintet_planner::traffic::{row_copy_bytes, total};
 
-use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
+use crate::data::{Corpus, Part, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
 use crate::job::{DataSource, Job};
 use crate::rank::schedule;
@@ -25,21 +25,15 @@ pub fn corpus(job: &Job) -> Result<Corpus, Failure> {
     })
 }
 
-/// The job's samples, masked as it says: half of the mask falls on single tokens, half on whole
-/// samples, so that some ranks have no valid token at all.
+/// The job's samples, masked as it says ([`Job::mask`]).
 ///
 /// # Errors
 /// Where the text cannot be read, is too short, or holds a byte outside the vocabulary.
 pub fn samples(job: &Job) -> Result<Samples, Failure> {
     let corpus = corpus(job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
-    let half = job.mask_fraction / 2.0;
-    let mask = RandomMask {
-        tokens: half,
-        samples: half,
-    };
     Ok(Samples::new(corpus, job.seed, job.batch.seq)?
-        .with_mask(mask)
+        .with_mask(job.mask())
         .with_documents(job.pack_documents))
 }
 

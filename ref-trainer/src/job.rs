@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use quintet_planner::config::{Batch, Layout, ModelConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::data::RandomMask;
 use crate::failure::Failure;
 use crate::model_config::Model;
 
@@ -39,6 +40,9 @@ pub struct Job {
     pub pack_documents: bool,
     /// Share of positions, drawn by seed, whose prediction does not count; 0 counts all.
     pub mask_fraction: f64,
+    /// Share of samples, drawn by seed, none of whose predictions counts; half of `mask_fraction`
+    /// falls on whole samples where absent, so that some ranks have no valid token at all.
+    pub mask_samples: Option<f64>,
     /// Type of parameters and activations.
     pub dtype: Dtype,
     /// Seed of weights and data order.
@@ -215,6 +219,7 @@ impl Default for Job {
             data: DataSource::Embedded,
             pack_documents: false,
             mask_fraction: 0.0,
+            mask_samples: None,
             dtype: Dtype::F32,
             seed: 1,
             steps: 300,
@@ -283,11 +288,23 @@ impl Job {
             batch: self.batch,
             data: self.data,
             mask_fraction: self.mask_fraction,
+            mask_samples: self.mask_samples,
             dtype: self.dtype,
             seed: self.seed,
             optimizer: self.optimizer,
             ..next
         }
+    }
+
+    /// What of its samples does not count.
+    #[must_use]
+    pub fn mask(&self) -> RandomMask {
+        let half = self.mask_fraction / 2.0;
+        let (tokens, samples) = match self.mask_samples {
+            Some(samples) => (self.mask_fraction, samples),
+            None => (half, half),
+        };
+        RandomMask { tokens, samples }
     }
 
     /// Judges the whole job: bounds of every number first, then the layout.

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use quintet_collectives::Communicator;
+use quintet_collectives::communicator::DEFAULT_DEADLINE;
 use quintet_collectives::transport::local::{Local, World};
 use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag};
 use quintet_planner::states::{Bytes, Memory};
@@ -85,7 +87,23 @@ pub fn record_on<E: Scalar>(
     begin: Begin,
     prepare: impl Fn(&mut Recorded<'_, E>) -> Result<(), Failure> + Sync,
 ) -> Result<Record, Failure> {
+    record_within(world, DEFAULT_DEADLINE, job, samples, begin, prepare)
+}
+
+/// [`record_on`] with another deadline for each wait.
+///
+/// # Errors
+/// As [`record_on`].
+pub fn record_within<E: Scalar>(
+    world: &World,
+    deadline: Duration,
+    job: &Job,
+    samples: &Samples,
+    begin: Begin,
+    prepare: impl Fn(&mut Recorded<'_, E>) -> Result<(), Failure> + Sync,
+) -> Result<Record, Failure> {
     let ranks = world.go(|comm| {
+        let comm = comm.with_deadline(deadline);
         let device = Cpu::new(job.threads_per_rank);
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;

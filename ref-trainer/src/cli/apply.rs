@@ -350,6 +350,7 @@ fn steps(job: &mut Job, args: &StepArgs) {
     set(&mut job.steps, args.steps);
     set(&mut job.seed, args.seed);
     set(&mut job.mask_fraction, args.mask_fraction);
+    job.mask_samples = args.mask_samples.or(job.mask_samples);
 }
 
 fn optimiser(job: &mut Job, args: &OptimiserArgs, chosen: bool) {

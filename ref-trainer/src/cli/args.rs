@@ -223,6 +223,10 @@ pub(super) struct StepArgs {
     /// Share of predictions that do not count, drawn by seed [default: 0]
     #[arg(long, value_name = "P")]
     pub mask_fraction: Option<f64>,
+    /// Share of samples, drawn by seed, none of whose predictions counts; then --mask-fraction is
+    /// of single predictions [default: half of --mask-fraction, the other half on single ones]
+    #[arg(long, value_name = "P")]
+    pub mask_samples: Option<f64>,
     /// Start from the config.json of an earlier run; flags beside it win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -57,7 +57,7 @@ const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-paralle
     lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
     eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
     seed data data-path dtype device launch transport threads-per-rank save load save-interval \
-    run-dir metrics trace log-format config mask-fraction prove quiet";
+    run-dir metrics trace log-format config mask-fraction mask-samples prove quiet";
 
 #[test]
 fn every_flag_of_the_contract_is_known() {
@@ -245,6 +245,7 @@ fn each_flag_reaches_the_job() {
             (j.log_format, j.log_interval) = (LogFormat::Json, 5);
         }),
         ("--mask-fraction 0.25", |j| j.mask_fraction = 0.25),
+        ("--mask-samples 0.5", |j| j.mask_samples = Some(0.5)),
         ("--prove", |j| j.prove = true),
         ("--quiet", |j| j.quiet = true),
         ("--model tiny", |_| {}),
@@ -630,6 +631,7 @@ fn a_checkpoint_stands_for_what_flags_do_not_say() {
     for (flags, words) in [
         ("--seed 10", ["--seed 9", "not 10"]),
         ("--mask-fraction 0", ["--mask-fraction 0.25", "not 0"]),
+        ("--mask-samples 1", ["--mask-samples 0.125", "not 1"]),
         ("--model bench-s", ["--model tiny", "bench-s"]),
         (
             "--untie-embeddings-and-output-weights=false",

@@ -121,6 +121,10 @@ fn run(job: &Job) -> Result<(), Failure> {
             job.mask_fraction
         ));
     }
+    let samples = job.mask_samples.unwrap_or(0.0);
+    if !(0.0..=1.0).contains(&samples) {
+        return no(format!("mask-samples is {samples}; it must be from 0 to 1"));
+    }
     if job.steps == 0 || job.steps > MOST_STEPS {
         return no(format!(
             "steps is {}; it must be from 1 to {MOST_STEPS}",

@@ -173,11 +173,13 @@ fn model(job: &Job, forecast: &Forecast) -> String {
 fn data(job: &Job, forecast: &Forecast) -> String {
     let b = job.batch;
     let tokens = b.global_batch as u64 * b.seq as u64;
-    let masked = if job.mask_fraction > 0.0 {
-        format!(", {} of them masked", percent(job.mask_fraction))
-    } else {
-        String::new()
-    };
+    let mut masked = String::new();
+    if job.mask_fraction > 0.0 {
+        masked = format!(", {} of them masked", percent(job.mask_fraction));
+    }
+    if let Some(samples) = job.mask_samples.filter(|share| *share > 0.0) {
+        masked += &format!(", {} of the samples masked", percent(samples));
+    }
     let entropy = forecast.unigram_entropy;
     let entropy = entropy.map_or(String::new(), |nats| format!(", unigram entropy {nats:.2}"));
     format!(
