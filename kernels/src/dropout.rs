@@ -11,6 +11,8 @@
 //! columns places of keys. Samples are counted in the step, places in the sample whatever documents
 //! it holds. No mask is stored: backward draws it again.
 
+use alloc::vec::Vec;
+
 use crate::philox::philox;
 use crate::{Float, Real};
 
@@ -146,6 +148,21 @@ impl DropoutSpec {
     }
 }
 
+/// The same in f64, element by element.
+#[must_use]
+pub fn naive(spec: &DropoutSpec, at: &[i32], x: &[f64]) -> Vec<f64> {
+    let one = |(i, x): (usize, &f64)| {
+        let (row, column) = (i / spec.width, i % spec.width);
+        let sequence = (spec.first + row) / spec.rows;
+        let draws = spec.dropout.draws(sequence, 0);
+        match draws.keeps(at[row] as u32, column as u32) {
+            true => x * spec.dropout.scale(),
+            false => 0.0,
+        }
+    };
+    x.iter().enumerate().map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,7 +175,7 @@ mod tests {
         sample: 11,
     };
 
-    fn mask(of: &Dropout, sequence: usize, head: usize) -> alloc::vec::Vec<bool> {
+    fn mask(of: &Dropout, sequence: usize, head: usize) -> Vec<bool> {
         let draws = of.draws(sequence, head);
         (0..4096).map(|i| draws.keeps(i / 64, i % 64)).collect()
     }

@@ -131,11 +131,13 @@ pub struct BlockWeight<Buf, Stat> {
     stats1: RowStats<Stat>,
     dn1: Buf,
     attention: AttentionWeight<Buf, Stat>,
+    /// Of what attention gave.
     dh: Buf,
     h: Buf,
     stats2: RowStats<Stat>,
     dn2: Buf,
     mlp: FfnWeight<Buf, Stat>,
+    /// Of what the MLP gave.
     dy: Buf,
 }
 

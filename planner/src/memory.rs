@@ -461,10 +461,24 @@ mod tests {
 
     #[test]
     fn one_rank_is_the_closed_form() -> Result<(), Error> {
-        let one = saved(&Layout::single())?;
-        assert_eq!(
-            one.iter().map(|b| u128::from(*b)).collect::<Vec<_>>(),
-            [4 * microbatch(&model(), 8, Recompute::None)]
+        let of = |recompute| {
+            saved(&Layout {
+                recompute,
+                ..Layout::single()
+            })
+        };
+        let worked_out = |mode| 4 * microbatch(&model(), 8, mode);
+        for mode in [Recompute::None, Recompute::Selective] {
+            assert_eq!(
+                of(mode)?.iter().map(|b| u128::from(*b)).sum::<u128>(),
+                worked_out(mode)
+            );
+        }
+        // There is room for one block that is made again.
+        let full = u128::from(of(Recompute::Full)?[0]);
+        assert!(
+            full < worked_out(Recompute::Full)
+                && worked_out(Recompute::Full) < worked_out(Recompute::Selective)
         );
         assert_eq!(
             microbatch(

@@ -125,7 +125,7 @@ fn what_is_computed_again_is_not_held() {
                         l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
                         (l.sequence_parallel, l.recompute) = (sequence_parallel, mode);
                     });
-                    job.batch.global_batch = 6;
+                    (job.batch.global_batch, job.model.dropout) = (6, 0.1);
                     let held = counted(&job);
                     within(&job, held.clone());
                     held

@@ -380,7 +380,7 @@ pub fn rows_on<B: Attention>(dev: &B, size: &Size) {
         shape.window = packed.then_some(9);
         let mut whole = Problem::<E>::random(&mut rng, shape);
         if packed {
-            whole = whole.packed(&mut rng);
+            whole = whole.packed(&mut rng).dropping(0.3);
         }
         let want = whole.solve(dev);
         for count in [1, 13, 64, 100].map(|count| count.min(n / 2 + 7)) {
@@ -394,7 +394,7 @@ pub fn rows_on<B: Attention>(dev: &B, size: &Size) {
             };
             (some.q, some.do_) = (pick(&whole.q), pick(&whole.do_));
             some.q_pos = chosen.iter().map(|&s| whole.q_pos[s]).collect();
-            if let Some((q, _)) = &mut some.documents {
+            for (q, _) in some.documents.iter_mut().chain(&mut some.at) {
                 *q = chosen.iter().map(|&s| q[s]).collect();
             }
             let got = some.solve(dev);

@@ -141,7 +141,10 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
             m.kv_heads / l.tp < l.ulysses(),
         ),
         everywhere("documents", draw.job.pack_documents),
+<<<<<<< HEAD
         everywhere("dropout", m.dropout > 0.0),
+=======
+>>>>>>> recompute
         everywhere("window", m.window.is_some_and(|w| w < b.seq)),
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),
@@ -188,6 +191,7 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         ),
         everywhere("recompute selective", l.recompute == Recompute::Selective),
         everywhere("recompute full", l.recompute == Recompute::Full),
+        everywhere("dropout", m.dropout > 0.0),
         everywhere("several buckets", l.bucket_bytes < 1 << 20),
         everywhere("masked", draw.job.mask() != RandomMask::default()),
         feature(

@@ -101,7 +101,11 @@ impl fmt::Display for Draw {
             l.recompute.name(),
             m.dropout,
         )?;
-        writeln!(f, "ep {} etp {} {:?}", l.ep, l.etp, m.moe)?;
+        writeln!(
+            f,
+            "dropout {} ep {} etp {} {:?}",
+            m.dropout, l.ep, l.etp, m.moe
+        )?;
         writeln!(
             f,
             "vocab {} hidden {} layers {} heads {} kv {} head_dim {} ffn {} tied {}",

@@ -142,7 +142,11 @@ pub(super) const RECOMPUTES: [Recompute; 4] = [
     Recompute::Full,
 ];
 
+<<<<<<< HEAD
 /// The share that dropout lets go.
+=======
+/// Share let go.
+>>>>>>> recompute
 pub(super) const DROPOUTS: [f64; 4] = [0.0, 0.0, 0.1, 0.5];
 
 /// From all in one bucket to one a layer.
@@ -217,10 +221,17 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         ),
         any::<u32>(),
         proptest::option::weighted(0.75, experts()),
+        0..DROPOUTS.len(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
+<<<<<<< HEAD
         let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts) = rest;
         let (architecture, recompute, dropout) = of_blocks;
+=======
+        let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts, dropout) =
+            rest;
+        let (architecture, recompute) = of_blocks;
+>>>>>>> recompute
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,
