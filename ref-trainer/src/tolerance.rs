@@ -83,7 +83,7 @@ impl Each {
     /// Whether none exceeds its bound.
     #[must_use]
     pub fn within(self, bounds: &Self) -> bool {
-        let beyond = self.zip(*bounds, |x, bound| f64::from(u8::from(!(x <= bound))));
+        let beyond = self.zip(*bounds, |x, bound| if x <= bound { 0.0 } else { 1.0 });
         beyond.largest() == 0.0
     }
 }

@@ -168,10 +168,8 @@ fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
 
 #[test]
 fn in_bf16_every_layout_equals_the_oracle_within_a_derived_bound() {
-    narrow(Dtype::Bf16, cases(200));
+    narrow(Dtype::Bf16, cases(60));
 }
-
-const OVER_CP: &str = "twin, over cp";
 
 /// What a property in a narrow type has seen.
 #[derive(Default)]
@@ -213,9 +211,10 @@ impl Seen {
             let [closest, off, bound] = seen[seen.len() - 1];
             let [median, _, _] = seen[seen.len() / 2];
             println!("{what:<20} {worst:>8.1e}   {off:>8.1e} of {bound:>8.1e}   {median:>8.4}");
-            // Over cp hardly a draw has a value that falls to the other side; the bound is for those.
+            // Few draws leave a token's way the twin's and sum gradients otherwise; over cp hardly one
+            // has a value that falls to the other side, and the bound is for those.
             assert!(
-                closest > 0.01 || *what == OVER_CP,
+                closest > 0.01 || what.starts_with("twin"),
                 "{what}: a bound over 100 times the worst observed is no bound"
             );
         }
@@ -268,19 +267,23 @@ fn narrow(dtype: Dtype, cases: u32) {
 ///
 /// Nothing on the way of a token differs from the twin where it stays on one rank: what differs are
 /// sums of gradients, which are taken in f32, so that their roundings are smaller by the quotient of
-/// the units. Over cp the sums of attention differ in f32 too, and now and then a value falls to the
-/// other side of a rounding in bf16: with a probability p of one f32 rounding over one in bf16, and then
-/// by 2 units instead of the unit / sqrt(3) of a random rounding.
+/// the units. Over cp the sums of attention over keys differ in f32 too, and now and then a value
+/// falls to the other side of a rounding in bf16: with a probability p of one f32 rounding over one in
+/// bf16, and then by 2 units instead of the unit / sqrt(3) of a random rounding.
 fn share_of_the_twin(job: &Job) -> Option<(&'static str, f64)> {
     let (l, (unit, wide)) = (&job.layout, units(Dtype::Bf16));
     if job.dtype != Dtype::Bf16 || l.tp > 1 || l.etp > 1 {
         return None;
     }
-    let share = in_sums(job) * wide / unit;
+    let quotient = wide / unit;
     Some(if l.cp == 1 {
-        ("twin, whole tokens", DEVIATIONS * share)
+        ("twin, whole tokens", DEVIATIONS * in_sums(job) * quotient)
     } else {
-        (OVER_CP, DEVIATIONS * (12.0 * share).sqrt())
+        let over_keys = (job.batch.seq as f64 / 2.0).sqrt();
+        (
+            "twin, over cp",
+            DEVIATIONS * (12.0 * over_keys * quotient).sqrt(),
+        )
     })
 }
 
