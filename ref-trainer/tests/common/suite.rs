@@ -174,19 +174,21 @@ pub fn rounding_bound(draw: &Draw, outcome: &Outcome) -> Result<f64, String> {
 ///
 /// Nothing on the way of a token differs from the twin where it stays on one rank: what differs are
 /// sums of gradients, which are taken in f32, so that their roundings are smaller by the quotient of
-/// the units. Over cp the sums of attention differ in f32 too, and now and then a value falls to the
-/// other side of a rounding in bf16: with a probability p of one f32 rounding over one in bf16, and then
+/// the units. Over cp the sums of attention over keys differ in f32 too, and now and then a value falls
+/// to the other side of a rounding in bf16: with a probability p of one f32 rounding over one in bf16, and then
 /// by 2 units instead of the unit / sqrt(3) of a random rounding.
 pub fn beside_the_twin(job: &Job, outcome: &Outcome) -> Option<(&'static str, f64, f64)> {
     let (l, (unit, wide)) = (&job.layout, units(Dtype::Bf16));
     if job.dtype != Dtype::Bf16 || l.tp > 1 || l.etp > 1 {
         return None;
     }
-    let share = in_sums(job) * wide / unit;
+    let quotient = wide / unit;
     let (what, share) = if l.cp == 1 {
-        ("twin, whole tokens", DEVIATIONS * share)
+        ("twin, whole tokens", DEVIATIONS * in_sums(job) * quotient)
     } else {
-        ("twin, over cp", DEVIATIONS * (12.0 * share).sqrt())
+        let over_keys = (job.batch.seq as f64 / 2.0).sqrt();
+        let share = DEVIATIONS * (12.0 * over_keys * quotient).sqrt();
+        ("twin, over cp", share)
     };
     let (ours, twin) = (&outcome.ours[..1], &outcome.twin[..1]);
     let off = distances(job, ours, twin).0.grads;
