@@ -263,8 +263,17 @@ fn reductions() -> Vec<Fault> {
 
 fn lendings() -> Vec<Fault> {
     vec![fault(
-        "ZeRO 3: a chunk is gathered again after its last use",
+        "ZeRO 3: a chunk is let go between its gather and its use",
         |job| job.layout.zero_stage == 3 && replicas(job) > 1,
-        |rank| everywhere(rank, |actions| actions.push(Action::Gather { chunk: 0 })),
+        |rank| {
+            everywhere(rank, |actions| {
+                let gather = |a: &Action| matches!(a, Action::Gather { .. });
+                if let Some(at) = actions.iter().position(gather)
+                    && let Action::Gather { chunk } = actions[at]
+                {
+                    actions.insert(at + 1, Action::Release { chunk });
+                }
+            })
+        },
     )]
 }
