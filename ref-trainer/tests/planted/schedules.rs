@@ -9,7 +9,7 @@ use super::{Fault, fault, replicas};
 use crate::common::plant;
 
 pub fn faults() -> Vec<Fault> {
-    [passes(), sends(), reductions(), lendings()].concat()
+    [passes(), sends(), reductions()].concat()
 }
 
 /// The microbatch of an action, where it has one.
@@ -259,21 +259,4 @@ fn reductions() -> Vec<Fault> {
             },
         ),
     ]
-}
-
-fn lendings() -> Vec<Fault> {
-    vec![fault(
-        "ZeRO 3: a chunk is let go between its gather and its use",
-        |job| job.layout.zero_stage == 3 && replicas(job) > 1,
-        |rank| {
-            everywhere(rank, |actions| {
-                let gather = |a: &Action| matches!(a, Action::Gather { .. });
-                if let Some(at) = actions.iter().position(gather)
-                    && let Action::Gather { chunk } = actions[at]
-                {
-                    actions.insert(at + 1, Action::Release { chunk });
-                }
-            })
-        },
-    )]
 }
