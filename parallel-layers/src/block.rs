@@ -23,6 +23,7 @@ use quintet_kernels::{
 
 use crate::architecture::Architecture;
 use crate::attention::{AttentionForward, AttentionWeight, SelfAttention};
+use crate::dropout::{DropoutAt, Site};
 use crate::ffn::{Ffn, FfnForward, FfnWeight};
 use crate::moe::{MoeSpec, Routing};
 use crate::norm::{Normed, RowNorm, RowStats};
@@ -98,6 +99,8 @@ pub struct Block {
     mlp: Ffn,
     region: Region,
     recompute: Recompute,
+    /// Of what attention and MLP give.
+    dropouts: [DropoutAt; 2],
     /// Parameters of each of the four.
     counts: [usize; 4],
 }
@@ -165,6 +168,7 @@ impl Block {
             mlp: Ffn::new(mesh, &name("mlp"), spec)?,
             region,
             recompute: Recompute::None,
+            dropouts: [Site::Attention(index), Site::Mlp(index)].map(|at| DropoutAt::new(0.0, at)),
             counts: [0; 4],
         };
         block.counts = block.parts().map(|part| part.len());
@@ -175,6 +179,16 @@ impl Block {
     #[must_use]
     pub fn recomputing(mut self, mode: Recompute) -> Self {
         self.recompute = mode;
+        self
+    }
+
+    /// The same, which in training lets go of a share of its probabilities and of what attention
+    /// and MLP give, before the residual.
+    #[must_use]
+    pub fn dropping(mut self, share: f64) -> Self {
+        let at = |site| DropoutAt::new(share, site);
+        self.attention = self.attention.dropping(at(Site::Probabilities(self.index)));
+        self.dropouts = [Site::Attention(self.index), Site::Mlp(self.index)].map(at);
         self
     }
 
@@ -223,12 +237,14 @@ impl Block {
             y: n1,
             stats: stats1,
         } = self.norm1.forward(dev, rows, p1, B::whole(x))?;
-        let (a, attention) = self.attention.forward(ctx, batch, pa, n1)?;
+        let (mut a, attention) = self.attention.forward(ctx, batch, pa, n1)?;
+        self.dropouts[0].apply(ctx, batch, &self.region, &mut a)?;
         let (h, normed) = self
             .norm2
             .forward_residual(dev, rows, p2, B::whole(&a), B::whole(x))?;
         drop(a);
         let (mut y, mlp) = self.mlp.forward(ctx, batch, pm, normed.y)?;
+        self.dropouts[1].apply(ctx, batch, &self.region, &mut y)?;
         dev.add::<E>(B::whole_mut(&mut y), B::whole(&h))?;
         let inside = Inside {
             stats1,
@@ -328,20 +344,26 @@ where
             stats2,
             mlp,
         } = self.remade(ctx, batch, params, &x, inside)?;
-        let (dn2, mlp) = self.mlp.backward_input(ctx, batch, pm, mlp, &dy)?;
+        let given = self.dropouts[1].backward(ctx, batch, &self.region, &dy)?;
+        let of_mlp = given.as_ref().unwrap_or(&dy);
+        let (dn2, mlp) = self.mlp.backward_input(ctx, batch, pm, mlp, of_mlp)?;
         let hidden = (B::whole(&h), &stats2);
         let (dn, beside) = (B::whole(&dn2), Some(B::whole(&dy)));
         let dh = self
             .norm2
             .backward_input(dev, rows, p2, hidden, dn, beside)?;
-        let (dn1, attention) = self
-            .attention
-            .backward_input(ctx, batch, pa, attention, &dh)?;
+        let dy = given.unwrap_or(dy);
+        let given = self.dropouts[0].backward(ctx, batch, &self.region, &dh)?;
+        let of_attention = given.as_ref().unwrap_or(&dh);
+        let (dn1, attention) =
+            self.attention
+                .backward_input(ctx, batch, pa, attention, of_attention)?;
         let input = (B::whole(&x), &stats1);
         let (dn, beside) = (B::whole(&dn1), Some(B::whole(&dh)));
         let dx = self
             .norm1
             .backward_input(dev, rows, p1, input, dn, beside)?;
+        let dh = given.unwrap_or(dh);
         *saved = Saved::Weight(BlockWeight {
             x,
             stats1,

@@ -37,6 +37,8 @@ pub struct ModelConfig {
     /// A token sees so many tokens of its document, itself the last of them; all before it where
     /// absent.
     pub window: Option<usize>,
+    /// Share of activations let go in training, in [0, 1).
+    pub dropout: f64,
     /// Norm, MLP, positions, biases.
     pub architecture: Architecture,
 }

@@ -16,7 +16,7 @@
 //! Over cp, t are the tokens of a microbatch that are here. All-gather saves the k and v of whole
 //! sequences; a ulysses group of U saves o twice, and U k where it shares a KV head.
 //!
-//! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
+//! Dropout stores no mask: it adds r d for a time, a gradient of what it left. That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
 //! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
 //! microbatches as its schedule holds at once, and between stages r d for each message under way.
 //!
@@ -310,6 +310,8 @@ impl Here {
         let shared = ulysses * (kv_heads / ulysses).max(1) * width;
         let twice = if ulysses > 1 { q } else { 0 };
         let mlp = e * 3 * t * f;
+        // Of a gradient, what dropout leaves.
+        let dropped = if model.dropout > 0.0 { r * d } else { 0 };
         let attention = if cp == 1 {
             e * 2 * t * (q + k) + a * t * heads
         } else {
@@ -322,7 +324,7 @@ impl Here {
                 + 2 * stats
                 + a * t * heads,
             kept: e * (4 * r * d + whole),
-            passing: e * 2 * t * d + mlp.max(attention),
+            passing: e * (2 * t * d + dropped) + mlp.max(attention),
             cheap: 2 * self.input() + e * t * f,
             again: 0,
         };
@@ -397,6 +399,7 @@ mod tests {
             tied: true,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         }
     }
@@ -417,10 +420,24 @@ mod tests {
 
     #[test]
     fn one_rank_is_the_closed_form() -> Result<(), Error> {
-        let one = saved(&Layout::single())?;
-        assert_eq!(
-            one.iter().map(|b| u128::from(*b)).collect::<Vec<_>>(),
-            [4 * microbatch(&model(), 8, Recompute::None)]
+        let of = |recompute| {
+            saved(&Layout {
+                recompute,
+                ..Layout::single()
+            })
+        };
+        let worked_out = |mode| 4 * microbatch(&model(), 8, mode);
+        for mode in [Recompute::None, Recompute::Selective] {
+            assert_eq!(
+                of(mode)?.iter().map(|b| u128::from(*b)).sum::<u128>(),
+                worked_out(mode)
+            );
+        }
+        // There is room for one block that is made again.
+        let full = u128::from(of(Recompute::Full)?[0]);
+        assert!(
+            full < worked_out(Recompute::Full)
+                && worked_out(Recompute::Full) < worked_out(Recompute::Selective)
         );
         assert_eq!(
             microbatch(

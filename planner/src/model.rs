@@ -108,13 +108,14 @@ pub fn stage_layers(
         if let Positions::Learned(rows) = model.architecture.positions {
             embedding = embedding.with_positions(rows);
         }
-        layers.push(StageLayer::Embed(embedding));
+        layers.push(StageLayer::Embed(embedding.dropping(model.dropout)));
     }
     for index in layout.blocks(model.layers, place) {
         let moe = model.moe_at(index).map(MoeConfig::spec);
         let spec = BlockSpec { moe, ..spec };
         let block = Block::new(mesh, index, &spec)?;
-        layers.push(StageLayer::Block(block.recomputing(layout.recompute)));
+        let block = block.dropping(model.dropout).recomputing(layout.recompute);
+        layers.push(StageLayer::Block(block));
     }
     if place + 1 == layout.places() {
         let spec = HeadSpec {
@@ -350,6 +351,7 @@ mod tests {
                 tied,
                 moe,
                 window: None,
+                dropout: 0.0,
                 architecture,
             };
             let (dp, tp, pp) = degrees;
@@ -391,6 +393,7 @@ mod tests {
             tied: false,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::gpt2(most),
         };
         assert_eq!(parameters(&model), u128::MAX);

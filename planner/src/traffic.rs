@@ -362,6 +362,7 @@ pub(crate) mod tests {
             tied,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         }
     }

@@ -22,6 +22,7 @@ use sight::Sight;
 
 mod block;
 mod dense;
+mod dropout;
 mod init;
 mod moe;
 mod ops;
@@ -148,6 +149,21 @@ pub fn step_in(
     samples: &[Sample],
     micro_batch: usize,
 ) -> Result<StepResult, OracleError> {
+    step_of(config, params, samples, micro_batch, None)
+}
+
+/// The same in training with dropout, if the config has any: its draws are of `run`, a seed and a
+/// step.
+///
+/// # Errors
+/// As [`step`].
+pub fn step_of(
+    config: &ModelConfig,
+    params: &Params,
+    samples: &[Sample],
+    micro_batch: usize,
+    run: Option<(u64, u64)>,
+) -> Result<StepResult, OracleError> {
     check(config, params, samples)?;
     let count = samples.iter().map(Sample::valid).sum();
     let scale = if count == 0 { 0.0 } else { 1.0 / count as f64 };
@@ -158,11 +174,14 @@ pub fn step_in(
         .map(|(name, shape)| (name, vec![0.0; shape.iter().product()]))
         .collect();
     let (mut loss_sum, mut routed) = (0.0, Routed::new(config));
-    for part in parts {
-        let saved = forward(config, params, part)?;
+    for (m, part) in parts.into_iter().enumerate() {
+        let first = m * micro_batch.max(1);
+        let sight = Sight::new(part, config.window).dropping(config.dropout, run, first);
+        let saved = forward(config, params, part, &sight)?;
         loss_sum += saved.loss_sum;
         routed.add(&saved.routing, share);
-        backward(config, params, part, saved, (scale, share), &mut grads)?;
+        let both = (part, &sight);
+        backward(config, params, both, saved, (scale, share), &mut grads)?;
     }
     Ok(StepResult {
         loss_sum,
@@ -231,7 +250,9 @@ pub fn forward_loss(
     check(config, params, samples)?;
     let mut sum = 0.0;
     for sample in samples {
-        sum += forward(config, params, std::slice::from_ref(sample))?.loss_sum;
+        let one = std::slice::from_ref(sample);
+        let sight = Sight::new(one, config.window);
+        sum += forward(config, params, one, &sight)?.loss_sum;
     }
     Ok((sum, samples.iter().map(Sample::valid).sum()))
 }
@@ -257,9 +278,9 @@ fn forward(
     config: &ModelConfig,
     params: &Params,
     samples: &[Sample],
+    sight: &Sight,
 ) -> Result<Forward, OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let sight = Sight::new(samples, config.window);
     let table_vd = value(params, EMBEDDING)?;
     let mut x_td: Vec<f64> = samples
         .iter()
@@ -273,9 +294,10 @@ fn forward(
             ops::add(x_d, &rows_pd[position * d..][..d]);
         }
     }
+    sight.dropout.apply(dropout::EMBEDDING, &mut x_td, d);
     let (mut blocks, mut routing) = (Vec::new(), Vec::new());
     for layer in 0..config.layers {
-        let (out_td, saved, routed) = block::forward(config, params, layer, &sight, &x_td)?;
+        let (out_td, saved, routed) = block::forward(config, params, layer, sight, &x_td)?;
         blocks.push(saved);
         routing.push(routed);
         x_td = out_td;
@@ -305,13 +327,12 @@ fn forward(
 fn backward(
     config: &ModelConfig,
     params: &Params,
-    samples: &[Sample],
+    (samples, sight): (&[Sample], &Sight),
     saved: Forward,
     (scale, share): (f64, f64),
     grads: &mut Params,
 ) -> Result<(), OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let sight = Sight::new(samples, config.window);
     // d loss / d logit = probability - (1 where it is the target)
     let mut dlogits_tv = saved.p_tv;
     for (dlogits_v, (target, valid)) in dlogits_tv.chunks_exact_mut(v).zip(targets(samples)) {
@@ -331,8 +352,9 @@ fn backward(
     let mut dx_td = dense::norm_backward(config, params, grads, LAST, &dy_td, &saved.x_td)?;
     for (layer, saved) in saved.blocks.iter().enumerate().rev() {
         let both = (params, &mut *grads);
-        dx_td = block::backward(config, both, layer, (&sight, share), saved, &dx_td)?;
+        dx_td = block::backward(config, both, layer, (sight, share), saved, &dx_td)?;
     }
+    sight.dropout.apply(dropout::EMBEDDING, &mut dx_td, d);
     if let Positions::Learned(_) = config.architecture.positions {
         let drows_pd = gradient(grads, POSITIONS)?;
         for (dx_d, position) in dx_td.chunks_exact(d).zip(&sight.positions) {

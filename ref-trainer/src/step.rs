@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::lending::Lending;
 use crate::load::Load;
-use crate::microbatch::upload;
+use crate::microbatch::{DropoutKey, upload};
 use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 use crate::seat::Seat;
@@ -67,6 +67,11 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         let valid: usize = mine.iter().flatten().map(|s| self.seat.valid(s)).sum();
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
+        let dropout = (self.job.model.dropout > 0.0).then(|| DropoutKey {
+            seed: self.job.seed,
+            step,
+            first: self.microbatches().start,
+        });
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
@@ -84,6 +89,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             actions: &self.actions,
             at: 0,
             training: true,
+            dropout,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
             share: 1.0 / self.job.batch.microbatches() as f64,
@@ -204,6 +210,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             actions: &actions,
             at: 0,
             training: false,
+            dropout: None,
             microbatches,
             weight: 1.0,
             share: 1.0,
@@ -257,6 +264,8 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     at: usize,
     /// An evaluation saves nothing for backward.
     training: bool,
+    /// None where nothing is let go.
+    dropout: Option<DropoutKey>,
     microbatches: &'a [Vec<Sample>],
     weight: f64,
     share: f64,
@@ -293,7 +302,11 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let (dev, samples) = (self.ctx.device, &self.microbatches[mb]);
         let weights = (self.weight, self.share);
-        let batch = upload::<B, E>(dev, samples, weights, &self.seat)?;
+        let mut batch = upload::<B, E>(dev, samples, weights, &self.seat)?;
+        let drawn = self
+            .dropout
+            .map(|of| of.upload(dev, mb, samples, &self.seat));
+        batch.drawn = drawn.transpose()?;
         let mut done = Forward::begin(batch, input);
         for segment in (0..self.chunks[chunk].segments.len()).rev() {
             self.enter(chunk, segment, segment.checked_sub(1))?;

@@ -394,7 +394,8 @@ impl OracleOptimizer {
         params: &mut Params,
     ) -> Result<Step, Failure> {
         let batch = samples.batch(step, job.batch.global_batch);
-        let done = oracle::step_in(&job.model, params, &batch, job.batch.micro_batch)?;
+        let run = Some((job.seed, step));
+        let done = oracle::step_of(&job.model, params, &batch, job.batch.micro_batch, run)?;
         let (grads, norm) = (done.grads.clone(), oracle::grad_norm(&done.grads));
         let mut clipped = done.grads;
         if job.optimizer.clip_grad > 0.0 {

@@ -163,21 +163,24 @@ fn what_is_computed_again_changes_nothing() {
     let mut places = [(1, 1, 1), (1, 2, 2), (2, 2, 1), (1, 1, 2)]
         .into_iter()
         .cycle();
-    for architecture in [Architecture::LLAMA, Architecture::gpt2(24), qk_norm] {
-        for moe in [None, Some(moe)] {
-            for schedule in ScheduleKind::ALL {
-                let (dp, tp, pp) = places.next().unwrap_or_default();
-                let pp = pp.max(schedule.least_stages());
-                let mut job = with(&cut(&deep_job(), (dp, tp, pp)), |l| {
-                    (l.schedule, l.sequence_parallel) = (schedule, dp > 1);
-                    l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
-                    (l.cp, l.zero_stage, l.bucket_bytes) = (3 - dp, 3, 1);
-                    (l.cp_comm, l.ep) = (CpComm::Ulysses, if moe.is_some() { dp * tp } else { 1 });
-                });
-                (job.model.architecture, job.model.moe) = (architecture, moe);
-                (job.batch.seq, job.steps) = (8, 2);
-                recomputes_equal(&job);
-            }
+    let gpt2 = Architecture::gpt2(24);
+    let mut architectures = [Architecture::LLAMA, gpt2, qk_norm, gpt2, qk_norm]
+        .into_iter()
+        .cycle();
+    for schedule in ScheduleKind::ALL {
+        for (moe, dropout) in [(None, 0.1), (Some(moe), 0.0), (Some(moe), 0.3)] {
+            let (dp, tp, pp) = places.next().unwrap_or_default();
+            let pp = pp.max(schedule.least_stages());
+            let mut job = with(&cut(&small_job(), (dp, tp, pp)), |l| {
+                (l.schedule, l.sequence_parallel) = (schedule, dp > 1);
+                l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
+                (l.cp, l.zero_stage, l.bucket_bytes) = (3 - dp, 3, 1);
+                (l.cp_comm, l.ep) = (CpComm::Ulysses, if moe.is_some() { dp * tp } else { 1 });
+            });
+            job.model.architecture = architectures.next().unwrap_or(qk_norm);
+            (job.model.moe, job.model.dropout) = (moe, dropout);
+            (job.batch.seq, job.batch.global_batch, job.steps) = (8, 8, 2);
+            recomputes_equal(&job);
         }
     }
 }

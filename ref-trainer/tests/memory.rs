@@ -32,6 +32,10 @@ fn counted(job: &Job) -> Vec<u64> {
 
 /// Where the count lies between what is saved (0) and what is planned with (1), over the ranks.
 fn places(job: &Job) -> Vec<f64> {
+    within(job, counted(job))
+}
+
+fn within(job: &Job, counted: Vec<u64>) -> Vec<f64> {
     let planned = activations(&job.model, &job.layout, &job.batch, wire_types(job)).unwrap();
     let place = |(rank, (counted, plan)): (usize, (u64, _))| {
         let quintet_planner::memory::Activations { saved, work } = plan;
@@ -43,7 +47,7 @@ fn places(job: &Job) -> Vec<f64> {
         );
         (counted - saved) as f64 / work as f64
     };
-    counted(job)
+    counted
         .into_iter()
         .zip(planned)
         .enumerate()
@@ -94,20 +98,22 @@ fn every_rank_holds_what_was_worked_out() {
 
 #[test]
 fn what_is_computed_again_is_not_held() {
-    for mesh in [(1, 1, 1), (1, 2, 1), (1, 1, 2), (1, 2, 2)] {
+    for mesh in [(1, 1, 1), (1, 1, 2), (1, 2, 2)] {
         for schedule in ScheduleKind::ALL {
             if mesh.2 < schedule.least_stages() {
                 continue;
             }
-            for (bucket_bytes, sequence_parallel) in [(1, false), (1, true), (1 << 20, false)] {
+            for (bucket_bytes, sequence_parallel) in [(1, mesh.1 > 1), (1 << 20, false)] {
                 let held = Recompute::ALL.map(|mode| {
-                    let job = with(&cut(&small_job(), mesh), |l: &mut Layout| {
+                    let mut job = with(&cut(&small_job(), mesh), |l: &mut Layout| {
                         (l.schedule, l.bucket_bytes) = (schedule, bucket_bytes);
                         l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
                         (l.sequence_parallel, l.recompute) = (sequence_parallel, mode);
                     });
-                    places(&job);
-                    counted(&job)
+                    job.batch.global_batch = 6;
+                    let held = counted(&job);
+                    within(&job, held.clone());
+                    held
                 });
                 let [none, selective, full] = held.map(|ranks| ranks.into_iter().max());
                 assert!(

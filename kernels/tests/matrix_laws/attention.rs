@@ -2,7 +2,7 @@
 
 use half::bf16;
 use quintet_kernels::attention::naive::{self, Inputs};
-use quintet_kernels::{Attention, AttentionSpec, Error, Float, Places, Tag};
+use quintet_kernels::{Attention, AttentionSpec, Dropout, Error, Float, HeadDropout, Places, Tag};
 
 use crate::support::{Random, close, download, upload, wide};
 
@@ -16,6 +16,8 @@ pub struct Problem<E> {
     pub q_pos: Vec<i32>,
     pub k_pos: Vec<i32>,
     pub documents: Option<(Vec<i32>, Vec<i32>)>,
+    /// Places in the sample, for dropout.
+    pub at: Option<(Vec<i32>, Vec<i32>)>,
     pub do_: Vec<E>,
 }
 
@@ -52,6 +54,7 @@ impl<E: Float> Problem<E> {
             q_pos: pos(spec.queries, first),
             k_pos: pos(spec.keys, 0),
             documents: None,
+            at: None,
             do_: rng.vec(q_len),
         }
     }
@@ -83,8 +86,24 @@ impl<E: Float> Problem<E> {
                 doc.extend(tokens[len - count..].iter().map(|t| t.1));
             }
         }
+        self.at = Some((self.q_pos, self.k_pos));
         (self.q_pos, self.k_pos) = (q.0, k.0);
         self.documents = Some((q.1, k.1));
+        self
+    }
+
+    /// The same with a share of the probabilities let go.
+    pub fn dropping(mut self, share: f64) -> Self {
+        self.spec.dropout = Some(HeadDropout {
+            dropout: Dropout {
+                share,
+                seed: 3,
+                step: 5,
+                site: 1,
+                sample: 6,
+            },
+            first_head: 2,
+        });
         self
     }
 
@@ -98,7 +117,7 @@ impl<E: Float> Problem<E> {
             all(keys.len()).flat_map(row).collect()
         };
         let ints = |x: &[i32]| all(keys.len()).map(|place| x[at(place)]).collect();
-        let documents = self.documents.as_ref();
+        let (documents, at) = (self.documents.as_ref(), self.at.as_ref());
         Self {
             spec: AttentionSpec {
                 keys: keys.len(),
@@ -108,6 +127,7 @@ impl<E: Float> Problem<E> {
             v: rows(&self.v),
             k_pos: ints(&self.k_pos),
             documents: documents.map(|(q, k)| (q.clone(), ints(k))),
+            at: at.map(|(q, k)| (q.clone(), ints(k))),
             ..self.clone()
         }
     }
@@ -131,10 +151,13 @@ impl<E: Float> Problem<E> {
         let [q_pos, k_pos] = [&self.q_pos, &self.k_pos].map(|x| upload(dev, x));
         let documents = self.documents.as_ref();
         let documents = documents.map(|(q, k)| (upload(dev, q), upload(dev, k)));
+        let at = self.at.as_ref();
+        let at = at.map(|(q, k)| (upload(dev, q), upload(dev, k)));
         let places = Places {
             q_pos: B::whole(&q_pos),
             k_pos: B::whole(&k_pos),
             documents: documents.as_ref().map(|(q, k)| (B::whole(q), B::whole(k))),
+            at: at.as_ref().map(|(q, k)| (B::whole(q), B::whole(k))),
         };
         body((B::whole(&q), B::whole(&k), B::whole(&v)), places);
     }
@@ -182,6 +205,7 @@ impl<E: Float> Problem<E> {
             q_pos: &self.q_pos,
             k_pos: &self.k_pos,
             documents: self.documents.as_ref().map(|(q, k)| (&q[..], &k[..])),
+            at: self.at.as_ref().map(|(q, k)| (&q[..], &k[..])),
         };
         let (o, lse) = naive::forward(&self.spec, x);
         let (dq, dk, dv) = naive::backward(&self.spec, x, &do_);
@@ -211,10 +235,11 @@ pub fn spec(
         scale: 1.0 / (head_dim as f64).sqrt(),
         causal,
         window: None,
+        dropout: None,
     }
 }
 
-/// Every shape, plain, packed with documents, with a window, and with both.
+/// Every shape, plain, packed with documents, with a window, with both, and with dropout.
 fn problems<E: Float>(seed: u64) -> Vec<Problem<E>> {
     let windows = [1, 5, 64, 100_000, usize::MAX];
     let shapes = shapes().into_iter().enumerate();
@@ -228,7 +253,9 @@ fn problems<E: Float>(seed: u64) -> Vec<Problem<E>> {
             let plain = Problem::random(&mut rng, shape);
             let window = Problem::random(&mut rng, near);
             let both = window.clone().packed(&mut rng);
-            [plain.clone(), plain.packed(&mut rng), window, both]
+            let [plain_dropped, both_dropped] = [&plain, &both].map(|x| x.clone().dropping(0.4));
+            let packed = plain.clone().packed(&mut rng);
+            [plain, packed, window, both, plain_dropped, both_dropped]
         })
         .collect()
 }
@@ -283,7 +310,9 @@ pub fn near_naive<B: Attention>(dev: &B) {
         for x in problems::<E>(0) {
             let (spec, got, want) = (x.spec, x.solve(dev), x.naive());
             let d = spec.head_dim as f64;
-            let one = acc * (2.0 * d + 100.0) * d.sqrt();
+            // What stays under dropout is scaled up.
+            let up = spec.dropout.map_or(1.0, |of| of.dropout.scale());
+            let one = up * acc * (2.0 * d + 100.0) * d.sqrt();
             close("o", &got.o, &want.o, |i| one + out * want.o[i].abs());
             close("lse", &got.lse, &want.lse, |_| one);
             let ds = one * d.sqrt() * 8.0 + if out > acc { d.sqrt() * out * 2.0 } else { 0.0 };

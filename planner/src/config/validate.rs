@@ -50,6 +50,12 @@ pub fn validate(model: &ModelConfig, layout: &Layout, batch: &Batch) -> Result<(
             return no(format!("{name} is 0; it must be at least 1"));
         }
     }
+    if !(0.0..1.0).contains(&model.dropout) {
+        return no(format!(
+            "dropout is {}; it must be at least 0 and less than 1",
+            model.dropout
+        ));
+    }
     if !model.heads.is_multiple_of(model.kv_heads) {
         return no(format!(
             "{} KV heads do not divide {} heads; valid: {}",

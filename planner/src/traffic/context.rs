@@ -115,6 +115,7 @@ mod tests {
             tied: false,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         };
         let layout = Layout {

@@ -80,7 +80,7 @@ impl Base {
 /// Refuses what is not built, fills in the rest and judges the whole.
 pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
     let device = &args.device;
-    refuse_unbuilt(&args.model, device, &args.output)?;
+    refuse_unbuilt(device, &args.output)?;
     let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
     parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
     let chosen = base.chosen();
@@ -100,18 +100,13 @@ pub(super) fn job_without_steps(
     batch: &BatchArgs,
     device: &DeviceArgs,
 ) -> Result<Job, Failure> {
-    refuse_unbuilt(model, device, &OutputArgs::default())?;
+    refuse_unbuilt(device, &OutputArgs::default())?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
     Ok(base.job)
 }
 
-fn refuse_unbuilt(
-    model: &ModelArgs,
-    device: &DeviceArgs,
-    output: &OutputArgs,
-) -> Result<(), Failure> {
-    refuse::model(model)?;
+fn refuse_unbuilt(device: &DeviceArgs, output: &OutputArgs) -> Result<(), Failure> {
     refuse::device(device)?;
     refuse::output(output)
 }
@@ -236,6 +231,7 @@ fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
         args.window_size
             .map(|tokens| (tokens > 0).then_some(tokens)),
     );
+    set(&mut job.model.dropout, args.dropout);
     set(&mut job.pack_documents, args.pack_documents);
     experts(&mut job.model, args)
 }

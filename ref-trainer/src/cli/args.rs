@@ -101,7 +101,8 @@ pub(super) struct ModelArgs {
     /// Give the head a table of its own [default: as the model says]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub untie_embeddings_and_output_weights: Option<bool>,
-    /// Share of activations dropped; more than 0 is not built yet: refused [default: 0]
+    /// Share let go in training: of the embedding's output, of attention's probabilities, and of what
+    /// attention and MLP give; the same elements under any layout [default: 0]
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// Tokens that a token sees, itself the last of them; 0 is all before it [default: as the

@@ -3,18 +3,9 @@
 //! When a feature comes, its line here goes. Constraints between flags are not judged here but in
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
-use super::args::{DeviceArgs, ModelArgs, OutputArgs};
+use super::args::{DeviceArgs, OutputArgs};
 use super::words::{Device, DtypeWord, Launch, Log, Transport, spelt};
 use crate::failure::Failure;
-
-pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
-    if let Some(share) = args.dropout
-        && share != 0.0
-    {
-        return unbuilt("dropout", &share.to_string(), "use 0");
-    }
-    Ok(())
-}
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
     if let Some(DtypeWord::Bf16) = args.dtype {

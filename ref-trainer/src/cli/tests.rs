@@ -206,6 +206,7 @@ fn each_flag_reaches_the_job() {
         ("--untie-embeddings-and-output-weights", |j| {
             j.model.tied = false
         }),
+        ("--dropout 0.1", |j| j.model.dropout = 0.1),
         ("--optimizer sgd", |j| j.optimizer.kind = OptimizerKind::Sgd),
         ("--optimizer adam", |_| {}),
         ("--lr 0.5 --min-lr 0.25", |j| {
@@ -294,6 +295,11 @@ fn sequences_are_cut() {
         ("--cp 8 --cp-comm ulysses", "ulysses-degree may be 1, 2, 4"),
         ("--cp 0 --cp-comm ulysses", "the least is 1"),
         ("--cp 2 --ulysses-degree 0", "does not divide"),
+        (
+            "--dropout 1",
+            "dropout is 1; it must be at least 0 and less than 1",
+        ),
+        ("--dropout nan", "dropout is NaN"),
     ] {
         refused(&format!("train {flags}"), words);
     }
@@ -302,7 +308,6 @@ fn sequences_are_cut() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
-        "--dropout 0.1",
         "--dtype bf16",
         "--device emulated",
         "--device cuda",

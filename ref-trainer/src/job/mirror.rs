@@ -25,6 +25,8 @@ pub(super) struct ModelDef {
     moe: Option<MoeConfig>,
     #[serde(default)]
     window: Option<usize>,
+    #[serde(default)]
+    dropout: f64,
     #[serde(default = "llama", with = "ArchitectureDef")]
     architecture: Architecture,
 }

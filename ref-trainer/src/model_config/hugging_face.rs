@@ -230,6 +230,7 @@ fn rotary_decoder(keys: &Map<String, Value>, architecture: Architecture) -> Resu
         moe: None,
         architecture,
         window: None,
+        dropout: 0.0,
     };
     let positions = length(keys, "max_position_embeddings", 1 << 30)?;
     Ok(model(config, positions.unwrap_or(MAX_POSITIONS)))
@@ -276,6 +277,7 @@ fn gpt2(keys: &Map<String, Value>) -> Result<Model, String> {
         moe: None,
         architecture: Architecture::gpt2(positions),
         window: None,
+        dropout: 0.0,
     };
     Ok(model(config, positions))
 }
@@ -298,7 +300,8 @@ fn refuse_window(keys: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// Refuses what other code would compute with these keys and ours would not.
+/// Refuses what other code would compute with these keys and ours would not. Rates of dropout are a
+/// matter of training, where `--dropout` says it.
 fn refuse_other_maths(keys: &Map<String, Value>) -> Result<(), String> {
     if let Some(act) = present(keys, "hidden_act")
         && act != "silu"
@@ -307,9 +310,6 @@ fn refuse_other_maths(keys: &Map<String, Value>) -> Result<(), String> {
         return Err(format!(
             "hidden_act is {act}; only \"silu\" is computed here"
         ));
-    }
-    if number(keys, "attention_dropout")?.unwrap_or(0.0) != 0.0 {
-        return Err("attention_dropout is not 0; dropout is not built yet".into());
     }
     if number(keys, "partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
         return Err("partial_rotary_factor is not 1; whole heads are rotated here".into());

@@ -42,6 +42,7 @@ fn a_llama_file_is_read() {
         tied: false,
         moe: None,
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
@@ -124,7 +125,6 @@ fn what_we_would_compute_wrongly_is_refused() {
         ("attention_bias", json!(true), "attention_bias is true"),
         ("partial_rotary_factor", json!(0.5), "whole heads"),
         ("mlp_bias", json!(true), "mlp_bias is true"),
-        ("attention_dropout", json!(0.1), "dropout is not built yet"),
         (
             "quantization_config",
             json!({"bits": 4}),

@@ -11,6 +11,7 @@ use quintet_parallel_layers::MlpKind;
 use quintet_planner::config::ModelConfig;
 
 use super::dense::{Dense, norm, norm_backward};
+use super::dropout::site;
 use super::moe::{self, LayerRouting};
 use super::ops::{
     Turn, add, attention, attention_backward, gelu, gelu_backward, rms_norm, rms_norm_backward,
@@ -79,8 +80,11 @@ pub(super) fn forward(
         }
         rope(x, positions, head, config.rope_theta, Turn::Forward);
     }
-    let (o_the, p_hts) = attention(config, &sight.first, &q_the, &k_ske, &v_ske);
+    let (o_the, p_hts) = attention(config, (sight, site(layer, 0)), &q_the, &k_ske, &v_ske);
     let mut mid_td = linear("self_attn.o_proj").forward(params, &o_the)?;
+    sight
+        .dropout
+        .apply(site(layer, 1), &mut mid_td, config.hidden);
     add(&mut mid_td, x_td);
 
     let b_td = norm(
@@ -110,6 +114,9 @@ pub(super) fn forward(
         };
         (out_td, mlp, LayerRouting::default())
     };
+    sight
+        .dropout
+        .apply(site(layer, 2), &mut out_td, config.hidden);
     add(&mut out_td, &mid_td);
 
     let saved = Saved {
@@ -140,11 +147,19 @@ pub(super) fn backward(
 ) -> Result<Vec<f64>, OracleError> {
     let linear = dense(config, layer);
     let (head, positions) = (head(config), &sight.positions);
+    let let_go = |part: u32, of: &[f64]| {
+        let mut kept = of.to_vec();
+        sight
+            .dropout
+            .apply(site(layer, part), &mut kept, config.hidden);
+        kept
+    };
 
+    let dmlp_td = let_go(2, dout_td);
     let mut db_td = match (&saved.mlp, config.moe_at(layer)) {
         (Mlp::Moe(saved), Some(moe)) => {
             let both = (params, &mut *grads);
-            moe::backward(config, moe, both, layer, (saved, share), dout_td)?
+            moe::backward(config, moe, both, layer, (saved, share), &dmlp_td)?
         }
         (Mlp::Moe(_), None) => return Err(OracleError::Config("a dense block has no experts")),
         (
@@ -155,7 +170,7 @@ pub(super) fn backward(
             },
             _,
         ) => {
-            let dact_tf = linear("mlp.down_proj").backward(params, grads, dout_td, act_tf)?;
+            let dact_tf = linear("mlp.down_proj").backward(params, grads, &dmlp_td, act_tf)?;
             match config.architecture.mlp {
                 MlpKind::SwiGlu => {
                     let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, gate_tf, up_tf);
@@ -178,10 +193,11 @@ pub(super) fn backward(
     let mut dmid_td = db_td;
     add(&mut dmid_td, dout_td);
 
-    let do_the = linear("self_attn.o_proj").backward(params, grads, &dmid_td, &saved.o_the)?;
+    let do_the =
+        linear("self_attn.o_proj").backward(params, grads, &let_go(1, &dmid_td), &saved.o_the)?;
     let qkv = (&saved.q_the[..], &saved.k_ske[..], &saved.v_ske[..]);
     let (mut dq_the, mut dk_ske, dv_ske) =
-        attention_backward(config, &sight.first, &do_the, qkv, &saved.p_hts);
+        attention_backward(config, (sight, site(layer, 0)), &do_the, qkv, &saved.p_hts);
     for (part, dx, raw) in [
         ("q_norm", &mut dq_the, &saved.raw[0]),
         ("k_norm", &mut dk_ske, &saved.raw[1]),

@@ -1,5 +1,6 @@
 //! Where the tokens of a microbatch stand, and how far back they see.
 
+use super::dropout::Dropout;
 use crate::data::Sample;
 
 /// Of each token t, counted over the samples of a microbatch: its position, and the first token
@@ -7,6 +8,10 @@ use crate::data::Sample;
 pub(super) struct Sight {
     pub(super) positions: Vec<usize>,
     pub(super) first: Vec<usize>,
+    /// What is let go.
+    pub(super) dropout: Dropout,
+    /// Tokens of each sample.
+    lens: Vec<usize>,
 }
 
 impl Sight {
@@ -29,6 +34,23 @@ impl Sight {
                 });
             }
         }
-        Self { positions, first }
+        Self {
+            positions,
+            first,
+            dropout: Dropout::default(),
+            lens: samples.iter().map(|sample| sample.mask.len()).collect(),
+        }
+    }
+
+    /// In training; sample 0 here is number `number` of the step.
+    pub(super) fn dropping(mut self, share: f64, run: Option<(u64, u64)>, number: usize) -> Self {
+        if let Some(run) = run.filter(|_| share > 0.0) {
+            let mut of = vec![];
+            for (i, len) in self.lens.iter().enumerate() {
+                of.extend((0..*len).map(|place| ((number + i) as u32, place as u32)));
+            }
+            self.dropout = Dropout::new(share, run, of);
+        }
+        self
     }
 }

@@ -1,6 +1,7 @@
 //! What will run, in six lines, before the first message.
 
 use quintet_collectives::mesh::{Degrees, DeviceMesh};
+use quintet_parallel_layers::Recompute;
 use quintet_planner::CpComm;
 
 use super::Forecast;
@@ -110,6 +111,9 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
         if let Some(within) = l.hybrid_shard_size {
             text += &format!(" within {within} replicas");
         }
+    }
+    if l.recompute != Recompute::None {
+        text += &format!("; recompute {}", l.recompute.name());
     }
     if job.threads_per_rank > 1 {
         text += &format!("; {} threads a rank", job.threads_per_rank);

@@ -32,7 +32,7 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 33] = [
+const PAIRED: [&str; 34] = [
     "dp",
     "tp",
     "pp",
@@ -66,6 +66,7 @@ const PAIRED: [&str; 33] = [
     "shared experts",
     "recompute selective",
     "recompute full",
+    "dropout",
 ];
 /// Only one of these is in a draw, so that each is in a tenth of those that could have it.
 const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
@@ -186,6 +187,7 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         ),
         everywhere("recompute selective", l.recompute == Recompute::Selective),
         everywhere("recompute full", l.recompute == Recompute::Full),
+        everywhere("dropout", m.dropout > 0.0),
         everywhere("several buckets", l.bucket_bytes < 1 << 20),
         everywhere("masked", draw.job.mask() != RandomMask::default()),
         feature(

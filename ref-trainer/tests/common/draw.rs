@@ -100,7 +100,11 @@ impl fmt::Display for Draw {
             self.job.threads_per_rank,
             l.recompute,
         )?;
-        writeln!(f, "ep {} etp {} {:?}", l.ep, l.etp, m.moe)?;
+        writeln!(
+            f,
+            "dropout {} ep {} etp {} {:?}",
+            m.dropout, l.ep, l.etp, m.moe
+        )?;
         writeln!(
             f,
             "vocab {} hidden {} layers {} heads {} kv {} head_dim {} ffn {} tied {}",

@@ -43,6 +43,8 @@ pub struct Genes {
     pub architecture: usize,
     /// Place in [`RECOMPUTES`].
     pub recompute: usize,
+    /// Place in [`DROPOUTS`].
+    pub dropout: usize,
     /// Of weights, data and masks.
     pub seed: u64,
 }
@@ -141,6 +143,9 @@ pub(super) const RECOMPUTES: [Recompute; 4] = [
     Recompute::Full,
 ];
 
+/// Share let go.
+pub(super) const DROPOUTS: [f64; 4] = [0.0, 0.0, 0.1, 0.5];
+
 /// From all in one bucket to one a layer.
 pub(super) const BUCKETS: [usize; 4] = [1 << 20, 5_000, 700, 1];
 
@@ -209,9 +214,11 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         ),
         any::<u32>(),
         proptest::option::weighted(0.75, experts()),
+        0..DROPOUTS.len(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-        let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts) = rest;
+        let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts, dropout) =
+            rest;
         let (architecture, recompute) = of_blocks;
         let seed = u64::from(seed);
         let genes = Genes {
@@ -228,6 +235,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             zero,
             architecture,
             recompute,
+            dropout,
             schedule,
             seed,
             experts,

@@ -7,8 +7,8 @@ use quintet_ref_trainer::job::{Dtype, Job, OptimizerKind, OptimizerOptions};
 
 use super::Draw;
 use super::genes::{
-    ARCHITECTURES, BUCKETS, CAPACITIES, ExpertGenes, Genes, MASKS, Mask, RECOMPUTES, SCHEDULES,
-    WAYS, meshes,
+    ARCHITECTURES, BUCKETS, CAPACITIES, DROPOUTS, ExpertGenes, Genes, MASKS, Mask, RECOMPUTES,
+    SCHEDULES, WAYS, meshes,
 };
 
 impl Genes {
@@ -62,6 +62,7 @@ impl Genes {
             model_name: "drawn".into(),
             model: ModelConfig {
                 window: (window > 0).then_some(window),
+                dropout: DROPOUTS[self.dropout],
                 moe: self.experts.as_ref().map(|experts| experts.config(ep)),
                 ..self.model((tp, layout.ulysses()), counts.iter().sum(), tied)
             },
