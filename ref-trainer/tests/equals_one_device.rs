@@ -246,6 +246,22 @@ fn narrow(deal: &Deal) {
     }
 }
 
+/// The same question before anything has run: a gap is known at once.
+#[test]
+fn the_draws_that_always_run_cover_every_pair() {
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    let mut coverage = Coverage::default();
+    for number in 0..IN_F64 {
+        let draw = deal.draw(number);
+        let clips = draw.job.optimizer.clip_grad > 0.0;
+        coverage.add(&draw, clips);
+    }
+    println!("{coverage}");
+    if deal.seed == 0 {
+        assert_eq!(coverage.gaps(), Vec::<String>::new());
+    }
+}
+
 /// With one key to attend to, the gradients of q and k are zero in mathematics, and what is left of
 /// terms that cancel in arithmetic: that is no mismatch.
 #[test]

@@ -305,14 +305,12 @@ impl fmt::Display for Coverage {
             let share = 100.0 * *on as f64 / (*possible).max(1) as f64;
             writeln!(f, "{name:<34}{on:>6}{possible:>10}{share:>7.0}%")?;
         }
-        let rarest = self.pairs.iter().min_by_key(|(_, n)| **n);
-        if let Some(((a, b), n)) = rarest {
-            writeln!(
-                f,
-                "every one of {} pairs at least {n} times (rarest: {a} with {b})",
-                self.pairs.len()
-            )?;
+        let mut rarest: Vec<_> = self.pairs.iter().collect();
+        rarest.sort_by_key(|(_, n)| **n);
+        write!(f, "{} pairs, the rarest:", rarest.len())?;
+        for ((a, b), n) in rarest.into_iter().take(5) {
+            write!(f, " {a} with {b} {n} times;")?;
         }
-        Ok(())
+        writeln!(f)
     }
 }

@@ -123,8 +123,9 @@ pub(super) const ARCHITECTURES: [Architecture; 6] = [
 ];
 
 /// The simplest first.
-pub(super) const SCHEDULES: [ScheduleKind; 8] = [
+pub(super) const SCHEDULES: [ScheduleKind; 9] = [
     ScheduleKind::OneFOneB,
+    ScheduleKind::GPipe,
     ScheduleKind::GPipe,
     ScheduleKind::ZbH1,
     ScheduleKind::ZbH1,
@@ -163,7 +164,7 @@ pub(super) fn meshes() -> Vec<[usize; 4]> {
                 for pp in divisors(world / dp / tp) {
                     let mesh = [dp, tp, pp, world / dp / tp / pp];
                     let combined = mesh.iter().filter(|n| **n > 1).count();
-                    let often = [1, 1, 3, 9, 27][combined] * if mesh[3] == 4 { 2 } else { 1 };
+                    let often = [1, 1, 3, 9, 27][combined] * if mesh[3] == 4 { 4 } else { 1 };
                     let often = often * if world <= 8 { 6 } else { 1 };
                     all.extend(std::iter::repeat_n(mesh, often));
                 }

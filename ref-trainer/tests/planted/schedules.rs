@@ -9,7 +9,7 @@ use super::{Fault, fault, replicas};
 use crate::common::plant;
 
 pub fn faults() -> Vec<Fault> {
-    [passes(), sends(), reductions(), lendings()].concat()
+    [passes(), sends(), reductions()].concat()
 }
 
 /// The microbatch of an action, where it has one.
@@ -259,12 +259,4 @@ fn reductions() -> Vec<Fault> {
             },
         ),
     ]
-}
-
-fn lendings() -> Vec<Fault> {
-    vec![fault(
-        "ZeRO 3: a chunk is gathered again after its last use",
-        |job| job.layout.zero_stage == 3 && replicas(job) > 1,
-        |rank| everywhere(rank, |actions| actions.push(Action::Gather { chunk: 0 })),
-    )]
 }
