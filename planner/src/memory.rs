@@ -28,12 +28,13 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use quintet_collectives::Axis;
 use quintet_collectives::chunk::chunk_len;
-use quintet_collectives::{Axis, DeviceMesh};
 use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
 use quintet_parallel_layers::pipeline::{Action, Schedule};
 use quintet_parallel_layers::{MlpKind, Recompute};
 
+use crate::closed::ByKind;
 use crate::config::MoeConfig;
 use crate::model::{StageLayer, mesh, norm_vectors, segment_layers, stage_layers};
 use crate::traffic::WireTypes;
@@ -66,8 +67,9 @@ pub fn activations(
     let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &counts)?;
     (0..mesh.world())
         .map(|rank| {
-            let here = Here::new(model, layout, batch, types, &mesh, rank);
             let stage = mesh.index(rank, Axis::Pp);
+            let place = (mesh.index(rank, Axis::Tp), stage);
+            let here = Here::new(model, layout, batch, types, place);
             let (mut chunks, mut passing) = (Vec::new(), 0);
             for chunk in 0..layout.chunks() {
                 let layers = stage_layers(model, layout, &mesh, stage, chunk)?;
@@ -157,16 +159,16 @@ fn mlp_widths(model: &ModelConfig) -> usize {
 
 /// A layer's bytes of one microbatch.
 #[derive(Debug, Clone, Copy, Default)]
-struct Bytes {
-    saved: u64,
+pub(crate) struct Bytes {
+    pub(crate) saved: u64,
     /// More than that after its backward_input.
-    kept: u64,
+    pub(crate) kept: u64,
     /// More than that for a time.
-    passing: u64,
+    pub(crate) passing: u64,
     /// Of `saved`, what selective recomputation leaves out.
     cheap: u64,
     /// What forward makes, lets go and backward makes again: of a block, `saved` without it.
-    again: u64,
+    pub(crate) again: u64,
 }
 
 impl Bytes {
@@ -192,6 +194,38 @@ impl Bytes {
         self.kept += self.again;
         self
     }
+}
+
+/// What the first rank of tp, which has the most, holds of one microbatch in each kind of layer.
+pub(crate) fn by_kind(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> ByKind<Bytes> {
+    let here = Here::new(model, layout, batch, types, (0, 0));
+    let stats = here.stats(model);
+    let again = |bytes: Bytes| bytes.recomputing(layout.recompute, here.e * here.r * here.d);
+    ByKind {
+        embed: here.embedding(),
+        dense: again(here.block(model, stats)),
+        moe: match &model.moe {
+            Some(moe) => again(here.mixture(model, moe, stats)),
+            None => Bytes::default(),
+        },
+        head: here.head(model, stats),
+    }
+}
+
+/// Bytes of one message between stages, as the first rank of tp sends it.
+pub(crate) fn message(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> u64 {
+    let here = Here::new(model, layout, batch, types, (0, 0));
+    here.e * here.r * here.d
 }
 
 /// What a rank holds of a microbatch.
@@ -220,13 +254,9 @@ impl Here {
         layout: &Layout,
         batch: &Batch,
         types: WireTypes,
-        mesh: &DeviceMesh,
-        rank: usize,
+        (tp, stage): (usize, usize),
     ) -> Self {
-        let (t, tp) = (
-            batch.micro_batch * batch.seq / layout.cp,
-            (layout.tp, mesh.index(rank, Axis::Tp)),
-        );
+        let (t, tp) = (batch.micro_batch * batch.seq / layout.cp, (layout.tp, tp));
         let r = if layout.sequence_parallel {
             chunk_len(t, tp.0, tp.1)
         } else {
@@ -235,7 +265,7 @@ impl Here {
         Self {
             tp,
             etp: layout.etp,
-            stage: mesh.index(rank, Axis::Pp),
+            stage,
             sequence_parallel: layout.sequence_parallel,
             recompute: layout.recompute,
             cp: (
@@ -261,29 +291,40 @@ impl Here {
     }
 
     fn layer(&self, model: &ModelConfig, layer: &StageLayer) -> Bytes {
-        let Self { t, r, d, e, a, .. } = *self;
-        let stats = a * r * norm_vectors(model.architecture.norm) as u64;
+        let stats = self.stats(model);
         match layer {
-            StageLayer::Embed(_) => Bytes {
-                saved: 0,
-                kept: e * t * d,
-                passing: e * t * d,
-                ..Bytes::default()
-            },
+            StageLayer::Embed(_) => self.embedding(),
             StageLayer::Block(block) => match model.moe_at(block.index()) {
                 None => self.block(model, stats),
                 Some(moe) => self.mixture(model, moe, stats),
             }
-            .recomputing(self.recompute, e * r * d),
-            StageLayer::Head(_) => {
-                let v = self.part(model.vocab);
-                Bytes {
-                    saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
-                    kept: e * r * d,
-                    passing: e * t * (v + d) + a * t,
-                    ..Bytes::default()
-                }
-            }
+            .recomputing(self.recompute, self.e * self.r * self.d),
+            StageLayer::Head(_) => self.head(model, stats),
+        }
+    }
+
+    /// Bytes of one norm's statistics.
+    fn stats(&self, model: &ModelConfig) -> u64 {
+        self.a * self.r * norm_vectors(model.architecture.norm) as u64
+    }
+
+    fn embedding(&self) -> Bytes {
+        let Self { t, d, e, .. } = *self;
+        Bytes {
+            kept: e * t * d,
+            passing: e * t * d,
+            ..Bytes::default()
+        }
+    }
+
+    fn head(&self, model: &ModelConfig, stats: u64) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let v = self.part(model.vocab);
+        Bytes {
+            saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
+            kept: e * r * d,
+            passing: e * t * (v + d) + a * t,
+            ..Bytes::default()
         }
     }
 

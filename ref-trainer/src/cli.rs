@@ -15,9 +15,11 @@ use quintet_planner::config::{Batch, Layout};
 use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
+use crate::plan::Plan;
 
 mod apply;
 mod args;
+mod plan;
 mod refuse;
 #[cfg(test)]
 mod tests;
@@ -54,6 +56,8 @@ pub enum Command {
         /// Program and arguments.
         command: Vec<OsString>,
     },
+    /// Choose a layout.
+    Plan(Box<Plan>),
     /// Write parameters in the other kind of folder.
     Convert(Convert),
     /// Help, version or a drawing was asked for: print this on stdout and exit 0.
@@ -118,7 +122,7 @@ where
             })
         }
         Some(Sub::Eval(args)) => eval(&args),
-        Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
+        Some(Sub::Plan(args)) => Ok(Command::Plan(Box::new(args.plan()?))),
         Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
         Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
             from: args.from,
@@ -235,8 +239,8 @@ enum Sub {
     Verify(Box<VerifyArgs>),
     /// Mean loss in nats per token of a trained model over a text
     Eval(Box<EvalArgs>),
-    /// Not built yet: refused
-    Plan(Unbuilt),
+    /// Which layout for a model on a cluster: memory, traffic by link, bubble, time; ranked, with reasons
+    Plan(Box<plan::PlanArgs>),
     /// Not built yet: refused
     Bench(Unbuilt),
     /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
@@ -327,6 +331,7 @@ fn command() -> clap::Command {
         })
         .mut_subcommand("eval", negative)
         .mut_subcommand("trace", negative)
+        .mut_subcommand("plan", negative)
 }
 
 /// Clap's message without its usage block, on one line.

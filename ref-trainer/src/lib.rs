@@ -19,6 +19,7 @@ pub mod microbatch;
 pub mod model;
 pub mod model_config;
 pub mod oracle;
+pub mod plan;
 pub mod proof;
 pub mod rank;
 pub mod record;

@@ -13,6 +13,7 @@ use quintet_ref_trainer::failure::{Exit, Failure, end};
 use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::launch::launch;
+use quintet_ref_trainer::plan::plan;
 use quintet_ref_trainer::train::train;
 use quintet_ref_trainer::verify::verify;
 
@@ -39,6 +40,7 @@ fn perform(command: Command) -> Result<Exit, Failure> {
             std::process::exit(launch(ranks, &command)?)
         }
         Command::Convert(job) => cli::print(&convert(&job)?).map(|()| Exit::Fine),
+        Command::Plan(question) => cli::print(&plan(&question)?).map(|()| Exit::Fine),
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
     }
 }

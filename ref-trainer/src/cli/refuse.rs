@@ -81,7 +81,7 @@ pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), F
 
 pub(super) fn subcommand(name: &str) -> Failure {
     Failure::usage(format!(
-        "quintet {name} is not built yet; today there are train, verify, eval, trace, convert and launch"
+        "quintet {name} is not built yet; today there are train, verify, eval, plan, trace, convert and launch"
     ))
 }
 

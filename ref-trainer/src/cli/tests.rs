@@ -329,7 +329,7 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, value);
     }
-    for name in ["plan", "bench", "precompile"] {
+    for name in ["bench", "precompile"] {
         refused(name, "not built yet");
         refused(&format!("{name} -n 2 --json -- x --tp"), name);
     }

@@ -1,0 +1,99 @@
+//! `quintet plan`: which layout, why, at what cost; before any rank exists.
+//!
+//! ```text
+//! model  (name | config.json)  \
+//! cluster (preset | file.toml)   > Request -> quintet_planner::search -> table | JSON | CSV
+//! job    (flags)               /                \-> toy: the best layout's shape, run on the CPU
+//! ```
+
+use quintet_planner::search::{Found, Request, search, smallest};
+use quintet_planner::steps::steps;
+
+use crate::failure::Failure;
+
+mod cluster_file;
+mod shape_file;
+mod show;
+mod toy;
+
+pub use cluster_file::read_cluster;
+pub use shape_file::read_shape;
+
+/// What is to be planned, and how it is shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The question.
+    pub request: Request,
+    /// The form of the answer.
+    pub form: Form,
+    /// Say why the other layouts do not go, and what the rules say of those that do.
+    pub explain: bool,
+    /// Decide step by step.
+    pub steps: bool,
+    /// Run the best layout's shape at toy scale.
+    pub run: bool,
+}
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Table,
+    /// One object.
+    Json,
+    /// A line for each layout.
+    Csv,
+}
+
+/// Plans, and says what was found.
+///
+/// # Errors
+/// Exit 2 where nothing fits or the request cannot be; what a toy run fails with.
+pub fn plan(plan: &Plan) -> Result<String, Failure> {
+    let request = &plan.request;
+    if plan.steps {
+        let (steps, _) = steps(request)?;
+        return Ok(show::steps(&steps));
+    }
+    let found = search(request)?;
+    if found.best.is_empty() {
+        return Err(nothing(request, &found));
+    }
+    let mut text = match plan.form {
+        Form::Json => show::json(request, &found)?,
+        Form::Csv => show::csv(request, &found),
+        Form::Table => show::table(request, &found),
+    };
+    if plan.explain && plan.form == Form::Table {
+        text += &show::explain(request, &found);
+    }
+    if plan.run {
+        text += &toy::run(request, &found.best[0])?;
+    }
+    Ok(text)
+}
+
+/// Why there is no layout, and on what there would be one.
+fn nothing(request: &Request, found: &Found) -> Failure {
+    let (cluster, gib) = (&request.cluster, (1_u64 << 30) as f64);
+    let why = match (&found.tightest, found.rejected.first()) {
+        (Some(tightest), _) => format!(
+            "the layout that needs least takes {:.1} GiB on its fullest rank, of {:.1} that {} leaves to a model",
+            tightest.held.total() as f64 / gib,
+            cluster.usable() as f64 / gib,
+            cluster.name
+        ),
+        (None, Some(rule)) => rule.example.clone(),
+        (None, None) => String::from("no mesh has these degrees"),
+    };
+    let enough = match smallest(request) {
+        Some(gpus) => format!("the smallest cluster of this kind that would do has {gpus} GPUs"),
+        None => String::from(
+            "no cluster of this kind would do, for a single layer is too much; take GPUs with more memory",
+        ),
+    };
+    Failure::usage(format!(
+        "{} does not go on {} GPUs: {why}; {enough}",
+        request.shape.name, cluster.gpus
+    ))
+}
