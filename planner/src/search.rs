@@ -9,7 +9,9 @@
 //!         ZeRO                     memory of the fullest rank, or a reason; seconds of a step
 //! ```
 //!
-//! Each mesh is represented by its fastest way; the meshes are ranked by tokens a second.
+//! Each mesh is represented by its fastest way; the meshes are ranked by tokens a second. What cannot
+//! come among those kept, for its layers alone take longer, is counted without being looked into: a
+//! test compares with a search that keeps everything.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -139,11 +141,11 @@ impl Candidate {
 pub struct Found {
     /// The fastest way of each of the best meshes, fastest first.
     pub best: Vec<Candidate>,
-    /// Layouts looked at.
+    /// Layouts looked at, those included that were seen to be slower together.
     pub considered: u64,
-    /// Those that can be and fit.
+    /// Those that can be, fit and were timed.
     pub fitting: u64,
-    /// Meshes that can be and of which some way fits.
+    /// Meshes of which some way did.
     pub meshes: u64,
     /// Why the others do not go, most frequent first.
     pub rejected: Vec<Rejected>,
@@ -159,7 +161,7 @@ pub struct Found {
 /// Where cluster or job cannot be at all.
 pub fn search(request: &Request) -> Result<Found, Invalid> {
     judge(request)?;
-    Ok(walk::Walk::new(request).run(usize::MAX))
+    Ok(walk::Walk::new(request, &swift(request)).run(usize::MAX))
 }
 
 /// Whether any layout fits: stops at the first mesh of which one does.
@@ -168,7 +170,7 @@ pub fn search(request: &Request) -> Result<Found, Invalid> {
 /// As [`search`].
 pub fn fits(request: &Request) -> Result<bool, Invalid> {
     judge(request)?;
-    Ok(walk::Walk::new(request).run(1).meshes > 0)
+    Ok(walk::Walk::new(request, &swift(request)).run(1).meshes > 0)
 }
 
 /// The fewest GPUs of this kind on which some layout fits, tried in whole nodes at 1, 2, 3, 4, 6, 8,
@@ -192,6 +194,13 @@ pub fn smallest(request: &Request) -> Option<usize> {
         };
         fits(&request).unwrap_or(false)
     })
+}
+
+/// The cluster without latencies.
+fn swift(request: &Request) -> Cluster {
+    let mut swift = request.cluster.clone();
+    (swift.inside.latency, swift.between.latency) = (0.0, 0.0);
+    swift
 }
 
 fn judge(request: &Request) -> Result<(), Invalid> {

@@ -255,6 +255,28 @@ fn what_does_not_go() {
     assert_eq!(none.job.causal, Causal::Full);
 }
 
+/// What is passed over is not among the best: a search that keeps everything, and so passes over
+/// nothing but slower ways of one mesh, begins with the same.
+#[test]
+fn nothing_good_is_passed_over() {
+    for (model, gpus, seq) in [("llama3-8b", 16, 8192), ("qwen3-30b-a3b", 16, 4096)] {
+        let few = Request {
+            keep: 4,
+            ..request(model, ("h100", gpus), seq, 64)
+        };
+        let all = Request {
+            keep: 1_000_000,
+            ..few.clone()
+        };
+        let (few, all) = (search(&few).unwrap(), search(&all).unwrap());
+        let seconds = |found: &Found, n: usize| -> Vec<f64> {
+            found.best.iter().take(n).map(|c| c.time.total()).collect()
+        };
+        assert_eq!(seconds(&few, 4), seconds(&all, 4), "{model}");
+        assert!(all.best.len() > 4 && few.fitting < all.fitting);
+    }
+}
+
 /// The whole space of 405B on 16,384 GPUs in seconds; the bound is loose for a slow build.
 #[test]
 fn the_whole_space_of_405b() {

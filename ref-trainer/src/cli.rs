@@ -223,6 +223,7 @@ Where one degree of a layout is given, those that are not are 1.
   quintet                                  the demo
   quintet train --tp 2 --pp 2 --steps 100  another layout of the same problem
   quintet verify --tp 4 --zero-stage 1     three steps of it against one device, number by number
+  quintet plan --model llama3-70b --gpus 64  which layout, why, at what cost
   quintet --config runs/0001/config.json   that run again
 
 Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";

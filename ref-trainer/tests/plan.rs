@@ -132,7 +132,7 @@ fn what_cannot_be_is_one_sentence_and_exit_2() {
     let none = file("none.toml", CLUSTER.replace("gpus = 16", "gpus = 0"));
     let odd = file("odd.toml", format!("colour = 3\n{CLUSTER}"));
     let short = file("short.toml", CLUSTER.replace("bf16_tflops = 989.4", ""));
-    let tiny = file("tiny.toml", CLUSTER.replace("80.0", "4.5"));
+    let tiny = file("tiny.toml", CLUSTER.replace("80.0", "4.001"));
     let unknown = file("unknown.json", QWEN3.replace("head_dim", "heads_dim"));
     let missing = file(
         "missing.json",
@@ -191,4 +191,8 @@ fn the_best_shape_runs_at_toy_scale() {
         "{out}"
     );
     assert!(out.contains("equal") && !out.contains("DIFFERS"), "{out}");
+    assert!(
+        out.contains("optimizer on the fullest rank") && !out.contains("predicted 0 bytes"),
+        "{out}"
+    );
 }

@@ -29,8 +29,9 @@ pub struct Tightest {
     pub held: Held,
 }
 
-/// The rule that only figures judge.
+/// Rules that only figures judge.
 const OVER: &str = "over memory";
+const SLOWER: &str = "slower than those shown, whatever the schedule";
 
 /// Rules as they are broken.
 #[derive(Debug, Default)]
@@ -48,10 +49,22 @@ impl Rules {
     }
 
     pub(super) fn over_memory(&mut self, count: u64, example: impl FnOnce() -> String) {
-        match self.0.get_mut(OVER) {
+        self.figures(OVER, count, example);
+    }
+
+    pub(super) fn slower(&mut self, count: u64) {
+        self.figures(SLOWER, count, || {
+            String::from(
+                "what its layers compute and send alone takes longer than a whole step of those shown",
+            )
+        });
+    }
+
+    fn figures(&mut self, rule: &str, count: u64, example: impl FnOnce() -> String) {
+        match self.0.get_mut(rule) {
             Some(entry) => entry.0 += count,
             None => {
-                self.0.insert(String::from(OVER), (count, example()));
+                self.0.insert(String::from(rule), (count, example()));
             }
         }
     }

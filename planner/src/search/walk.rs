@@ -14,15 +14,19 @@ use crate::closed::held::{Held, States, activations, units};
 use crate::closed::parts::{self, Parts, Places};
 use crate::closed::pipeline::{Stage, fullest, stages};
 use crate::closed::sent::{self, Collective, Group, Sums};
+use crate::cluster::Cluster;
 use crate::links::{Lies, seconds};
 use crate::memory::{self, Bytes};
-use crate::time::{Clock, LayerSeconds, StateSeconds, Timed, step, updated, work};
+use crate::time::{Clock, Efficiency, LayerSeconds, StateSeconds, Timed, step, updated, work};
 use crate::{Batch, Invalid, Layout, validate};
 use quintet_parallel_layers::Recompute;
 
 pub(super) struct Walk<'a> {
     request: &'a Request,
     clock: Clock<'a>,
+    /// The same without latencies, and with every product at the best rate: a microbatch of any
+    /// length takes at least its tokens' share of that.
+    floor: Clock<'a>,
     lies: Lies,
     pipelines: BTreeMap<(usize, usize, usize, usize), Vec<Stage>>,
     rules: Rules,
@@ -49,9 +53,18 @@ struct Micro {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(request: &'a Request) -> Self {
+    /// `swift` is the request's cluster without latencies.
+    pub(super) fn new(request: &'a Request, swift: &'a Cluster) -> Self {
         let cluster = &request.cluster;
         Self {
+            floor: Clock {
+                cluster: swift,
+                peak: request.job.peak(cluster),
+                efficiency: Efficiency {
+                    half_width: 0.0,
+                    ..request.efficiency
+                },
+            },
             clock: Clock {
                 cluster,
                 peak: request.job.peak(cluster),
@@ -143,7 +156,15 @@ impl<'a> Walk<'a> {
                     ..mesh.clone()
                 };
                 if self.can_be(&mesh, &smallest) {
-                    self.microbatches(&mesh, &sharded, &mut best);
+                    let floor = self.floor(&mesh, &smallest);
+                    if floor < self.bar(best.as_ref()) {
+                        self.microbatches(&mesh, &sharded, &mut best);
+                    } else {
+                        let lengths = space::divisors(job.global_batch / mesh.dp).len();
+                        let orders = space::schedules(mesh.pp, self.config().layers, &request.pins);
+                        let modes = space::recomputes(&request.pins).len();
+                        self.slower(lengths * modes * orders.len() * sharded.len());
+                    }
                 }
             }
         }
@@ -151,6 +172,63 @@ impl<'a> Walk<'a> {
             self.found.meshes += 1;
             self.keep(best);
         }
+    }
+
+    /// Seconds that a step takes at least, however long microbatches are and whatever the schedule.
+    fn floor(&mut self, mesh: &Layout, batch: &Batch) -> f64 {
+        let (shape, types) = (&self.request.shape, self.request.job.types);
+        let flows = sent::by_kind(shape, mesh, batch, types, Sums::Least);
+        let works = work(shape, mesh, batch, types.storage.bytes());
+        let (floor, lies) = (&self.floor, &mut self.lies);
+        let mut layer = |work, flows: &[_]| floor.layer(lies, (shape, mesh), work, flows, [0.0; 3]);
+        let (dense, moe) = (
+            layer(&works.dense, &flows.dense),
+            layer(&works.moe, &flows.moe),
+        );
+        // Longer microbatches may fall into rows a little more evenly.
+        0.99 * self.at_least(&dense, &moe, mesh, batch)
+    }
+
+    /// Seconds of a stage with the mean number of blocks, which the slowest one needs at least.
+    fn at_least(
+        &self,
+        dense: &LayerSeconds,
+        moe: &LayerSeconds,
+        mesh: &Layout,
+        batch: &Batch,
+    ) -> f64 {
+        let m = self.config();
+        let first = m.moe.map_or(m.layers, |moe| moe.first_dense.min(m.layers));
+        let shown = 1.0 - self.request.efficiency.hidden;
+        let of = |l: &LayerSeconds| {
+            l.forward
+                + l.input
+                + l.weight
+                + l.again
+                + l.tp[0]
+                + l.tp[1]
+                + l.cp[0]
+                + l.cp[1]
+                + shown * (l.ep[0] + l.ep[1])
+        };
+        let blocks = first as f64 * of(dense) + (m.layers - first) as f64 * of(moe);
+        (batch.microbatches() / mesh.dp) as f64 * blocks / mesh.pp as f64
+    }
+
+    /// The seconds below which a way must stay to be of interest: of its mesh, and of those kept.
+    fn bar(&self, best: Option<&Candidate>) -> f64 {
+        let kept = &self.found.best;
+        let last = kept
+            .last()
+            .filter(|_| kept.len() >= self.request.keep.max(1));
+        let of = |c: Option<&Candidate>| c.map_or(f64::INFINITY, |c| c.time.total());
+        of(last).min(of(best))
+    }
+
+    /// So many ways of each schedule and recompute mode are slower than what is kept.
+    fn slower(&mut self, ways: usize) {
+        self.found.considered += ways as u64;
+        self.rules.slower(ways as u64);
     }
 
     /// Keeps the best in order, and no more than are wanted.
@@ -231,6 +309,12 @@ impl<'a> Walk<'a> {
                     ..mesh.clone()
                 };
                 let micro = self.micro(&mesh, &batch);
+                let (dense, moe) = (&micro.layers.dense, &micro.layers.moe);
+                if self.at_least(dense, moe, &mesh, &batch) >= self.bar(best.as_ref()) {
+                    self.slower(schedules.len() * sharded.len());
+                    fits = true;
+                    continue;
+                }
                 for &(schedule, virtual_stages) in &schedules {
                     let layout = Layout {
                         schedule,
@@ -314,7 +398,7 @@ impl<'a> Walk<'a> {
         };
         let usable = self.request.cluster.usable();
         let mut fits = false;
-        let mut over = 0;
+        let (mut over, mut largest) = (0, 0);
         let holds = |stage: &Stage| activations(stage, &micro.units, micro.message.0);
         let held: Vec<(u64, u64)> = stages.iter().map(holds).collect();
         for zero in sharded {
@@ -334,6 +418,7 @@ impl<'a> Walk<'a> {
             let (held, stage) = most;
             if held.total() > usable {
                 over += 1;
+                largest = largest.max(held.total());
                 let nearer = |t: &Tightest| held.total() < t.held.total();
                 if self.found.tightest.as_ref().is_none_or(nearer) {
                     self.found.tightest = Some(Tightest {
@@ -367,11 +452,13 @@ impl<'a> Walk<'a> {
             }
         }
         if over > 0 {
-            let (need, name) = (self.found.tightest.as_ref(), &self.request.cluster.name);
-            let need = need.map_or(0, |t| t.held.total());
+            let (l, name) = (&layout, &self.request.cluster.name);
             self.rules.over_memory(over, || {
+                let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
                 format!(
-                    "{need} bytes on the fullest rank, of {usable} that {name} leaves to a model"
+                    "tp {} pp {} cp {} dp {}, {} with {} chunk(s) a stage, recompute {}, takes {:.1} GiB on its fullest rank, of {:.1} that {name} leaves to a model; cut parameters, or keep less (--zero-stage, --pp, --tp, --recompute)",
+                    l.tp, l.pp, l.cp, l.dp, l.schedule, l.chunks(), l.recompute.name(),
+                    gib(largest), gib(usable)
                 )
             });
         }

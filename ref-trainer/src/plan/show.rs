@@ -89,6 +89,25 @@ fn way(candidate: &Candidate) -> String {
     text
 }
 
+/// Where a step goes, largest first, and which rules of the craft have something to say.
+fn reasons(request: &Request, candidate: &Candidate) -> String {
+    let total = candidate.time.total();
+    let mut shares: Vec<(&str, f64)> = candidate.time.named().into_iter().collect();
+    shares.retain(|(_, seconds)| *seconds > 0.005 * total);
+    shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let shares: Vec<String> = shares
+        .into_iter()
+        .map(|(name, seconds)| format!("{name} {:.0} %", 100.0 * seconds / total))
+        .collect();
+    let advice = advise(request, candidate);
+    let rules: Vec<&str> = advice.iter().map(|a| a.rule).collect();
+    let mut text = shares.join(", ");
+    if !rules.is_empty() {
+        let _ = write!(text, "; {}", rules.join(", "));
+    }
+    text
+}
+
 /// What a person reads in a minute.
 pub(super) fn table(request: &Request, found: &Found) -> String {
     let (cluster, job) = (&request.cluster, &request.job);
@@ -128,11 +147,12 @@ pub(super) fn table(request: &Request, found: &Found) -> String {
             human::bytes(between as u64),
             way(candidate)
         );
+        let _ = writeln!(text, "      {}", reasons(request, candidate));
     }
     let e = &request.efficiency;
     let _ = writeln!(
         text,
-        "\nGiB on the fullest rank; bytes a rank sends in a step, inside nodes and between them; bubble is a share of the whole step\nMFU: {}\ntime is a model: products at {:.0} % of the peak (half of that at width {}), attention {:.0} %, memory {:.0} %, links {:.0} %; within {:.0} % of published runs\nworld = tp x pp x cp x dp; ep and etp fold into tp x cp x dp",
+        "\nGiB on the fullest rank; bytes a rank sends in a step, inside nodes and between them; bubble is a share of the whole step; below each mesh where its step goes, and the rules that --explain spells out\nMFU: {}\ntime is a model: products at {:.0} % of the peak (half of that at width {}), attention {:.0} %, memory {:.0} %, links {:.0} %; within {:.0} % of published runs\nworld = tp x pp x cp x dp; ep and etp fold into tp x cp x dp",
         found.flops.formula,
         100.0 * e.gemm,
         e.half_width,

@@ -5,7 +5,7 @@ use quintet_planner::search::{Candidate, Request};
 
 use crate::failure::Failure;
 use crate::forecast::samples;
-use crate::job::Job;
+use crate::job::{Job, OptimizerKind, OptimizerOptions};
 use crate::model_config::Model;
 use crate::verify::verify;
 
@@ -77,6 +77,11 @@ fn job(request: &Request, candidate: &Candidate) -> Job {
         },
         layout,
         steps: 1,
+        // With moments, so that there is an optimizer's memory to compare.
+        optimizer: OptimizerOptions {
+            kind: OptimizerKind::AdamW,
+            ..base.optimizer
+        },
         ..base
     }
 }
