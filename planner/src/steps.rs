@@ -100,7 +100,7 @@ fn memory(request: &Request) -> Step {
     let state = job.moments + usize::from(storage != acc);
     let each = (storage + acc + state * acc) as f64;
     let usable = request.cluster.usable() as f64;
-    let least = libm_ceil(parameters * each / usable);
+    let least = whole(parameters * each / usable);
     Step {
         title: "memory",
         lines: Vec::from([
@@ -119,8 +119,8 @@ fn memory(request: &Request) -> Step {
     }
 }
 
-/// The whole number at or above.
-fn libm_ceil(x: f64) -> u64 {
+/// The whole number at or above, without a mathematics library.
+fn whole(x: f64) -> u64 {
     let floor = x as u64;
     floor + u64::from(floor as f64 != x)
 }

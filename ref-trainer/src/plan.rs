@@ -95,18 +95,40 @@ fn page(request: &Request, found: &Found) -> Result<String, Failure> {
     plan_page(&title, "Which layout, why, at what cost.", &data)
 }
 
+/// Which of the degrees asked for does not go into the cluster.
+fn no_mesh(request: &Request) -> String {
+    let (gpus, pins) = (request.cluster.gpus, &request.pins);
+    let degrees = [
+        ("tp", pins.tp),
+        ("pp", pins.pp),
+        ("cp", pins.cp),
+        ("dp", pins.dp),
+    ];
+    let asked = degrees
+        .iter()
+        .filter_map(|(name, pin)| pin.map(|n| (*name, n)));
+    for (name, n) in asked.clone() {
+        if n == 0 || !gpus.is_multiple_of(n) {
+            return format!("{name}={n} does not divide them");
+        }
+    }
+    let words: Vec<String> = asked.map(|(name, n)| format!("{name}={n}")).collect();
+    format!("{} do not multiply to a part of them", words.join(" x "))
+}
+
 /// Why there is no layout, and on what there would be one.
 fn nothing(request: &Request, found: &Found) -> Failure {
     let (cluster, gib) = (&request.cluster, (1_u64 << 30) as f64);
-    let why = match (&found.tightest, found.rejected.first()) {
-        (Some(tightest), _) => format!(
-            "the layout that needs least takes {:.1} GiB on its fullest rank, of {:.1} that {} leaves to a model",
-            tightest.held.total() as f64 / gib,
-            cluster.usable() as f64 / gib,
-            cluster.name
-        ),
-        (None, Some(rule)) => rule.example.clone(),
-        (None, None) => String::from("no mesh has these degrees"),
+    let Some(tightest) = &found.tightest else {
+        // Not memory but a degree or a way that was asked for.
+        let why = match found.rejected.first() {
+            Some(rule) => rule.example.clone(),
+            None => no_mesh(request),
+        };
+        return Failure::usage(format!(
+            "{} does not go on {} GPUs: {why}",
+            request.shape.name, cluster.gpus
+        ));
     };
     let enough = match smallest(request) {
         Some(gpus) => format!("the smallest cluster of this kind that would do has {gpus} GPUs"),
@@ -115,7 +137,11 @@ fn nothing(request: &Request, found: &Found) -> Failure {
         ),
     };
     Failure::usage(format!(
-        "{} does not go on {} GPUs: {why}; {enough}",
-        request.shape.name, cluster.gpus
+        "{} does not go on {} GPUs: the layout that needs least takes {:.1} GiB on its fullest rank, of {:.1} that {} leaves to a model; {enough}",
+        request.shape.name,
+        cluster.gpus,
+        tightest.held.total() as f64 / gib,
+        cluster.usable() as f64 / gib,
+        cluster.name
     ))
 }

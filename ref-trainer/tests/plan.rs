@@ -63,6 +63,10 @@ fn a_file_of_each_kind_and_stable_keys() {
         let memory = layout["memory_bytes"].as_object().unwrap();
         let sum: u64 = memory.values().filter_map(Value::as_u64).sum();
         assert_eq!(layout["memory_bytes_total"], sum);
+        let stages = layout["stages"].as_array().unwrap();
+        assert_eq!(stages.len() as u64, layout["pp"].as_u64().unwrap());
+        let fullest = layout["fullest_stage"].as_u64().unwrap() as usize;
+        assert_eq!(stages[fullest], layout["memory_bytes"]);
         let seconds = layout["seconds"].as_object().unwrap();
         let sum: f64 = seconds.values().filter_map(Value::as_f64).sum();
         assert!((sum / layout["step_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9);
@@ -153,6 +157,18 @@ fn what_cannot_be_is_one_sentence_and_exit_2() {
         (
             format!("--model {missing} --gpus 8"),
             vec!["num_hidden_layers is missing"],
+        ),
+        (
+            String::from("--model llama3-8b --gpus 8 --tp 5"),
+            vec!["tp=5 does not divide"],
+        ),
+        (
+            String::from("--model mixtral-8x7b --gpus 64 --ep 3"),
+            vec!["ep=3 must divide the 8 experts"],
+        ),
+        (
+            String::from("--model llama3-8b --gpus 8 --ep 2"),
+            vec!["the model has none"],
         ),
         (String::from("--model llama9 --gpus 8"), vec!["llama3-405b"]),
         (

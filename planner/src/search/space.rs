@@ -55,16 +55,16 @@ pub(super) fn meshes(request: &Request) -> Vec<Layout> {
 fn experts(request: &Request, mesh: Layout, meshes: &mut Vec<Layout>) {
     let pins = &request.pins;
     let Some(moe) = request.shape.config.moe else {
-        if Pins::free(pins.ep, 1) && Pins::free(pins.etp, 1) {
-            meshes.push(mesh);
-        }
+        let (ep, etp) = (pins.ep.unwrap_or(1), pins.etp.unwrap_or(1));
+        meshes.push(Layout { ep, etp, ..mesh });
         return;
     };
     let folded = mesh.tp * mesh.cp * mesh.dp;
-    for etp in divisors(mesh.tp) {
-        for ep in divisors(moe.experts) {
-            let folds = (folded / etp).is_multiple_of(ep);
-            if folds && Pins::free(pins.ep, ep) && Pins::free(pins.etp, etp) {
+    // What is asked for is judged even where it cannot be, so that there is a sentence about it.
+    let asked = |pin: Option<usize>, free: Vec<usize>| pin.map_or(free, |n| Vec::from([n]));
+    for etp in asked(pins.etp, divisors(mesh.tp)) {
+        for ep in asked(pins.ep, divisors(moe.experts)) {
+            if pins.ep.is_some() || (folded / etp.max(1)).is_multiple_of(ep) {
                 meshes.push(Layout {
                     ep,
                     etp,

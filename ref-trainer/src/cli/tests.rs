@@ -799,6 +799,7 @@ proptest! {
                 prop_assert_eq!(back, job);
             }
             Ok(Command::Convert(_)) => {}
+            Ok(Command::Plan(plan)) => prop_assert!(plan.request.cluster.validate().is_ok()),
             Ok(Command::Launch { ranks, command }) => {
                 prop_assert!(ranks > 0 && !command.is_empty());
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use quintet_planner::advice::{advise, remedies};
+use quintet_planner::closed::held::on_stages;
 use quintet_planner::closed::pipeline::stages;
 use quintet_planner::closed::sent::step;
 use quintet_planner::links::{lie, split};
@@ -311,6 +312,7 @@ fn layout(request: &Request, found: &Found, c: &Candidate) -> Value {
         "microbatches": c.microbatches(),
         "fullest_stage": c.stage,
         "memory_bytes": memory,
+        "stages": stage_memory(request, c),
         "memory_bytes_total": c.held.total(),
         "traffic": traffic,
         "seconds": time,
@@ -320,6 +322,20 @@ fn layout(request: &Request, found: &Found, c: &Candidate) -> Value {
         "mfu": c.mfu(request, &found.flops),
         "advice": advice,
     })
+}
+
+/// What the first rank of each stage holds; the others of the stage hold the same, or an element less
+/// of what does not divide.
+fn stage_memory(request: &Request, c: &Candidate) -> Vec<Value> {
+    let (shape, job) = (&request.shape, &request.job);
+    let all = stages(&shape.config, &c.layout, c.microbatches()).unwrap_or_default();
+    let types = (job.types, job.moments);
+    let held = on_stages(shape, &c.layout, &c.batch, types, &all);
+    let named = held.iter().map(|held| {
+        let memory: BTreeMap<&str, u64> = held.named().into_iter().collect();
+        json!(memory)
+    });
+    named.collect()
 }
 
 /// A line for each layout.
