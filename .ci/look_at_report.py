@@ -2,7 +2,7 @@
 """Opens pages of quintet in headless Chromium, drives them by keyboard, takes pictures of them in light and
 dark, narrow and wide, and fails on anything that a page says on its console or asks of a network.
 
-    .ci/look_at_report.py --make target/debug/quintet              runs 16 ranks on five axes and looks at that page
+    .ci/look_at_report.py --make target/debug/quintet              runs 16 ranks on five axes, plans a large model, and looks
     .ci/look_at_report.py runs/0001/report.html [more.html]        looks at these
     ... --out DIR                                                  keeps the pictures (default: a temporary folder)
 
@@ -25,6 +25,8 @@ SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 MOST_BYTES = 2_000_000
 LIMIT_S = 60
 MAKE = "train --model tiny-moe --dp 2 --tp 2 --pp 2 --cp 2 --ep 4 --steps {steps} --eval-interval 5 --prove --quiet"
+
+PLAN = "plan --model llama3-405b --gpus 16384 --preset h100"
 
 
 class Browser:
@@ -238,7 +240,9 @@ def main():
     pages = args.pages
     if args.make:
         subprocess.run([args.make.resolve(), *MAKE.format(steps=args.steps).split(), "--run-dir", folder / "run"], check=True, cwd=folder)
-        pages = [*pages, folder / "run/report.html"]
+        plan = folder / "plan.html"
+        subprocess.run([args.make.resolve(), *PLAN.split(), "--html", plan], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        pages = [*pages, folder / "run/report.html", plan]
     if not pages:
         parser.error("name a page, or give --make")
     browser = Browser(program, folder / "profile")

@@ -6,10 +6,16 @@
 //! job    (flags)               /                \-> toy: the best layout's shape, run on the CPU
 //! ```
 
+use std::path::PathBuf;
+
 use quintet_planner::search::{Found, Request, search, smallest};
 use quintet_planner::steps::steps;
+use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::report::human::thousands;
+use crate::report::page::plan_page;
+use crate::report::{probe, write_named};
 
 mod cluster_file;
 mod shape_file;
@@ -26,6 +32,8 @@ pub struct Plan {
     pub request: Request,
     /// The form of the answer.
     pub form: Form,
+    /// A page to write beside the answer.
+    pub html: Option<PathBuf>,
     /// Say why the other layouts do not go, and what the rules say of those that do.
     pub explain: bool,
     /// Decide step by step.
@@ -64,6 +72,10 @@ pub fn plan(plan: &Plan) -> Result<String, Failure> {
         Form::Csv => show::csv(request, &found),
         Form::Table => show::table(request, &found),
     };
+    if let Some(path) = &plan.html {
+        probe(path)?;
+        write_named(path, &page(request, &found)?)?;
+    }
     if plan.explain && plan.form == Form::Table {
         text += &show::explain(request, &found);
     }
@@ -71,6 +83,16 @@ pub fn plan(plan: &Plan) -> Result<String, Failure> {
         text += &toy::run(request, &found.best[0])?;
     }
     Ok(text)
+}
+
+/// The page of a plan: the object that `--json` prints, and what draws it.
+fn page(request: &Request, found: &Found) -> Result<String, Failure> {
+    let data: Value = serde_json::from_str(&show::json(request, found)?)
+        .map_err(|e| Failure::data(format!("the plan cannot be read back: {e}")))?;
+    let cluster = &request.cluster;
+    let gpus = thousands(cluster.gpus as u64);
+    let title = format!("{} on {gpus} {}", request.shape.name, cluster.name);
+    plan_page(&title, "Which layout, why, at what cost.", &data)
 }
 
 /// Which of the degrees asked for does not go into the cluster.

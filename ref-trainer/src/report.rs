@@ -381,7 +381,7 @@ impl Reporter {
 }
 
 /// Writes a file that a flag names: whole or not at all, but for a pipe or device, which stays one.
-fn write_named(path: &Path, text: &str) -> Result<(), Failure> {
+pub(crate) fn write_named(path: &Path, text: &str) -> Result<(), Failure> {
     if is_device(path) {
         return std::fs::write(path, text).map_err(|e| Failure::file("write", path, &e));
     }
@@ -393,7 +393,7 @@ fn is_device(path: &Path) -> bool {
 }
 
 /// Makes the folder of a file that a flag names and refuses what cannot be written there.
-fn probe(path: &Path) -> Result<(), Failure> {
+pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(|e| Failure::file("make", parent, &e))?;
     }

@@ -399,3 +399,21 @@ fn megatrons_lines_are_read_by_its_readers() {
             && validation[0].contains(" | lm loss PPL: ")
     );
 }
+
+/// The page of a plan holds the object that `--json` prints, and loads nothing.
+#[test]
+fn a_plan_has_a_page_too() {
+    let folder = Folder::new("plan");
+    let line = "plan --model tiny-moe --gpus 16 --seq-length 64 --global-batch-size 64 --top 3";
+    let json: Value = serde_json::from_str(&fine(&folder.0, &format!("{line} --json"))).unwrap();
+    let said = fine(&folder.0, &format!("{line} --html out/plan.html"));
+    assert!(said.contains("MFU"), "{said}");
+    assert_eq!(page(&folder, "out/plan.html"), json);
+    let text = folder.text("out/plan.html");
+    assert!(!text.contains("https:") && !text.contains("src="));
+    std::fs::write(folder.0.join("file"), "x").unwrap();
+    for (flags, code) in [("--html file/p.html", 3), ("--html p.html --steps", 2)] {
+        let output = quintet(&folder.0, &format!("{line} {flags}"));
+        assert_eq!(output.status.code(), Some(code), "{flags}");
+    }
+}

@@ -123,6 +123,15 @@ pub(super) struct PlanArgs {
     /// A line for each layout
     #[arg(long, help_heading = "Answer")]
     csv: bool,
+    /// A page with the layouts, where ranks sit on nodes, memory and seconds; one file, which loads
+    /// nothing
+    #[arg(
+        long,
+        value_name = "FILE.html",
+        conflicts_with = "steps",
+        help_heading = "Answer"
+    )]
+    html: Option<PathBuf>,
     /// The first layout in figures, what the rules of the craft say of each, and why others do not go
     #[arg(long, conflicts_with_all = ["json", "csv"], help_heading = "Answer")]
     explain: bool,
@@ -185,6 +194,7 @@ impl PlanArgs {
         Ok(Plan {
             request,
             form,
+            html: self.html.clone(),
             explain: self.explain,
             steps: self.steps,
             run: self.run,

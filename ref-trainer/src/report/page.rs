@@ -130,8 +130,17 @@ const SCRIPT: [&str; 3] = [
     include_str!("page/run.js"),
 ];
 
+/// The page of a plan, from the object that `quintet plan --json` prints.
+///
+/// # Errors
+/// Exit 3 where JSON refuses a number.
+pub(crate) fn plan_page(title: &str, lede: &str, plan: &Value) -> Result<String, Failure> {
+    let script = [SCRIPT[0], include_str!("page/plan.js")].concat();
+    written(title, lede, plan, &script)
+}
+
 /// A page with its data, style and script in it.
-pub(crate) fn written(
+fn written(
     title: &str,
     lede: &str,
     data: &impl Serialize,

@@ -28,8 +28,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Makes a new file in `dir` for a run of `world` ranks that has done `done` steps. Of what an
-    /// earlier file there says of later steps, TensorBoard is told to drop it.
+    /// Makes a new file in `dir` for a run of `world` ranks that has done `done` steps. What earlier
+    /// files there say of later steps is void, and TensorBoard is told so.
     ///
     /// # Errors
     /// Exit 3 where the folder or file cannot be made.
@@ -63,9 +63,7 @@ impl EventFile {
             tokens: 0,
         };
         log.write(&version(now))?;
-        if done > 0 {
-            log.write(&session_start(now, done + 1))?;
-        }
+        log.write(&session_start(now, done + 1))?;
         Ok(log)
     }
 

@@ -101,7 +101,9 @@ document.querySelector("#figures").append(...[
   const redraw = responsive(plot, draw);
   const crossing = () => {
     const l = layouts[chosen];
-    const rows = axes(l).map((a) => {
+    // Gradients are summed over dp and cp together.
+    const wide = (a) => (a.name === "dp" && l.cp > 1 ? { ...a, stride: l.tp, degree: l.dp * l.cp, title: "dp \u00d7 cp" } : a);
+    const rows = axes(l).map(wide).map((a) => {
       const members = group(0, a), nodes = new Set(members.map(nodeOf)).size;
       const sent = l.traffic.filter((t) => t.group === a.name);
       const [inside, between] = [sumOf(sent, "bytes_inside_nodes"), sumOf(sent, "bytes_between_nodes")];
@@ -109,7 +111,7 @@ document.querySelector("#figures").append(...[
       return { ...a, nodes, link: near && far ? "both" : far ? "between nodes" : "inside a node", inside, between };
     });
     links.replaceChildren(h("h3", { text: "Which group crosses which link" }), table("Groups and links", [
-      ["axis", (r) => r.name, true], ["ranks", (r) => show.whole(r.degree)], ["apart", (r) => show.whole(r.stride)], ["nodes", (r) => show.whole(r.nodes)], ["goes", (r) => r.link, true],
+      ["axis", (r) => r.title || r.name, true], ["ranks", (r) => show.whole(r.degree)], ["apart", (r) => show.whole(r.stride)], ["nodes", (r) => show.whole(r.nodes)], ["goes", (r) => r.link, true],
       ["bytes inside", (r) => show.bytes(r.inside)], ["bytes between", (r) => show.bytes(r.between)],
     ], rows), folded("By collective", table("Bytes by collective", [
       ["group", (r) => r.group, true], ["collective", (r) => r.collective, true], ["calls", (r) => show.whole(r.calls)], ["inside nodes", (r) => show.bytes(r.bytes_inside_nodes)], ["between nodes", (r) => show.bytes(r.bytes_between_nodes)],

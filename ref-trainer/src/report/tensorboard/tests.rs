@@ -1,5 +1,5 @@
 //! Event files are read back here by a reader of their format that knows nothing of the writer;
-//! `benches/look/tensorboard.py` reads them with TensorBoard's own.
+//! `.ci/read_tensorboard.py` reads them with TensorBoard's own.
 
 use super::*;
 use crate::report::ExpertReport;
@@ -177,8 +177,9 @@ fn what_is_written_is_read_back() {
     })
     .unwrap();
     let events = read(log.path());
-    assert_eq!(events.len(), 3);
+    assert_eq!(events.len(), 4);
     assert_eq!(events[0], Read::Version("brain.Event:2".into()));
+    assert_eq!(events[1], Read::Start(1));
     let of = |event: &Read, tag: &str| match event {
         Read::Scalars(step, scalars) => {
             let found = scalars.iter().find(|(t, _)| t == tag);
@@ -195,16 +196,16 @@ fn what_is_written_is_read_back() {
         ("comm/tp/wait(%)", 10.0),
         ("comm/dp/GB", 2.0),
     ] {
-        assert_eq!(of(&events[1], tag), Some((1, value)), "{tag}");
+        assert_eq!(of(&events[2], tag), Some((1, value)), "{tag}");
     }
-    assert_eq!(of(&events[1], "validation_metrics/loss"), None);
+    assert_eq!(of(&events[2], "validation_metrics/loss"), None);
     for (tag, value) in [
         ("validation_metrics/loss", 3.0),
         ("moe/load_imbalance", 1.5),
         ("moe/dropped(%)", 25.0),
         ("ntokens_seen", 200.0),
     ] {
-        assert_eq!(of(&events[2], tag), Some((2, value)), "{tag}");
+        assert_eq!(of(&events[3], tag), Some((2, value)), "{tag}");
     }
 }
 
