@@ -46,7 +46,6 @@ macro_rules! laws {
             adamw: optimizer::adamw,
             adamw_cut: optimizer::adamw_cut_anywhere,
             sgd: optimizer::sgd,
-            router: moe::router,
             router_ties: moe::router_ties_and_bias,
             router_refuses: moe::router_refuses,
             rows: moe::rows_there_and_back,
@@ -100,4 +99,11 @@ fn squares_in_a_fixed_order() {
         squares::<half::bf16>(&gpu(seed));
         squares::<f64>(&gpu(seed));
     }
+}
+
+/// Long, and the same kernels whatever is stored: logits are in Acc.
+#[test]
+fn routers() {
+    moe::router::<_, f64>(&gpu(0));
+    moe::router::<_, f32>(&gpu(1));
 }

@@ -2,11 +2,11 @@
 
 use half::bf16;
 use quintet_kernels::emulated::Emulated;
-use quintet_kernels::{GemmSpec, Gpu, Trans};
+use quintet_kernels::{Backend, Dropout, DropoutSpec, GemmSpec, Gpu, Pointwise, Trans};
 
 use crate::attention::{Problem, spec};
 use crate::laws::gpu;
-use crate::support::{Random, gemm as multiply};
+use crate::support::{Random, close, download, gemm as multiply, upload};
 use crate::{cross_entropy, embedding, moe, norm, optimizer, pieces, pointwise, rope};
 
 type Law = fn(&Gpu<Emulated>);
@@ -38,7 +38,7 @@ const OPS: &[(Law, &[&str])] = &[
         pointwise::gelu::<_, f32>,
         &["gelu_f32", "gelu_backward_f32"],
     ),
-    (pointwise::dropout_by_place::<_, f32>, &["dropout_f32"]),
+    (dropped, &["dropout_f32"]),
     (pointwise::sums::<_, f32>, &["add_f32", "add_rows_f32"]),
     (pointwise::casts::<_, f32>, &["cast_f32_bf16"]),
     (embedding::looks_up::<_, f32>, &["embedding_f32"]),
@@ -109,6 +109,39 @@ fn product<E: quintet_kernels::Float>(device: &Gpu<Emulated>) {
     let one = |n| vec![E::from_f64(1.0); n];
     let c = multiply::<_, E, E>(device, &spec, &one(16), &one(64), &one(16));
     assert_eq!(c, vec![E::from_f64(8.0); 16]);
+}
+
+/// Rows from within a sequence on, of two sequences, let go of what the definition does.
+fn dropped(device: &Gpu<Emulated>) {
+    let dropout = Dropout {
+        share: 0.4,
+        seed: 1 << 40,
+        step: 2,
+        site: 3,
+        sample: 4,
+    };
+    let (first, rows, width) = (3, 5, 7);
+    let spec = DropoutSpec {
+        dropout,
+        first,
+        rows,
+        width,
+    };
+    let at = [3, 8, 0, 1, 2];
+    let x: Vec<f32> = (1..=35).map(|i| i as f32).collect();
+    let (places, mut got) = (upload(device, &at), upload(device, &x));
+    let view = Gpu::whole_mut(&mut got);
+    device
+        .dropout::<f32>(&spec, Gpu::whole(&places), view)
+        .unwrap();
+    let left = |i: usize| {
+        let draws = dropout.draws((first + i / width) / rows, 0);
+        let stays = draws.keeps(at[i / width] as u32, (i % width) as u32);
+        if stays { dropout.scale() } else { 0.0 }
+    };
+    let want: Vec<f64> = (0..35).map(|i| f64::from(x[i]) * left(i)).collect();
+    close("x", &download(device, &got), &want, |i| 1e-6 * want[i]);
+    assert!(want.contains(&0.0) && want.iter().any(|x| *x > 0.0));
 }
 
 fn heads(device: &Gpu<Emulated>) {
