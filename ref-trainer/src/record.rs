@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use quintet_collectives::Communicator;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_kernels::{Backend, Collectives, Cpu, Meter, Scalar, Tag};
+use quintet_kernels::{Collectives, Cpu, Meter, Scalar, Tag};
 use quintet_planner::states::{Bytes, Memory};
 
 use crate::compare::Tensors;
