@@ -141,10 +141,6 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
             m.kv_heads / l.tp < l.ulysses(),
         ),
         everywhere("documents", draw.job.pack_documents),
-<<<<<<< HEAD
-        everywhere("dropout", m.dropout > 0.0),
-=======
->>>>>>> recompute
         everywhere("window", m.window.is_some_and(|w| w < b.seq)),
         everywhere("microbatches", b.microbatches() / l.dp > 1),
         everywhere("samples in a microbatch", b.micro_batch > 1),

@@ -143,11 +143,7 @@ pub(super) const RECOMPUTES: [Recompute; 4] = [
     Recompute::Full,
 ];
 
-<<<<<<< HEAD
-/// The share that dropout lets go.
-=======
 /// Share let go.
->>>>>>> recompute
 pub(super) const DROPOUTS: [f64; 4] = [0.0, 0.0, 0.1, 0.5];
 
 /// From all in one bucket to one a layer.
@@ -210,11 +206,7 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
             weighted(0.4),
             prop_oneof![1 => Just(0), 1 => 1..9_usize],
         ),
-        (
-            0..ARCHITECTURES.len(),
-            0..RECOMPUTES.len(),
-            0..DROPOUTS.len(),
-        ),
+        (0..ARCHITECTURES.len(), 0..RECOMPUTES.len()),
         (0..SCHEDULES.len(), 0..2_usize),
         (
             prop_oneof![2 => Just(0_u8), 2 => Just(1), 3 => Just(2), 4 => Just(3)],
@@ -225,14 +217,9 @@ pub fn draws(dtype: Dtype) -> impl Strategy<Value = Draw> {
         0..DROPOUTS.len(),
     );
     (shape, flags, rest).prop_map(move |((mesh, heads, widths, layers, batch), flags, rest)| {
-<<<<<<< HEAD
-        let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts) = rest;
-        let (architecture, recompute, dropout) = of_blocks;
-=======
         let (optimizer, mask, bucket, context, of_blocks, schedule, zero, seed, experts, dropout) =
             rest;
         let (architecture, recompute) = of_blocks;
->>>>>>> recompute
         let seed = u64::from(seed);
         let genes = Genes {
             mesh,

@@ -18,6 +18,9 @@ use crate::{Element, ReduceOp, element::finish};
 /// Elements folded at a time: the accumulators then stay in the first-level cache.
 const BLOCK: usize = 512;
 
+/// The same of a short call, which should not clear so many accumulators first.
+const SHORT: usize = 16;
+
 /// Copies as much of `from` as both hold: what shared memory is filled with, for those who measure it.
 pub fn copy_bytes(from: &[u8], to: &mut [u8]) {
     let bytes = from.len().min(to.len());
@@ -109,11 +112,23 @@ unsafe fn fold_avx2<E: Element>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
 
 #[inline(always)]
 unsafe fn fold_plain<E: Element>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
-    let mut wide = [<E::Wide as bytemuck::Zeroable>::zeroed(); BLOCK];
-    let mut block = [E::zeroed(); BLOCK];
+    // SAFETY: the caller's word.
+    unsafe {
+        if fold.len <= SHORT {
+            by_blocks::<E, SHORT>(fold, ins, outs);
+        } else {
+            by_blocks::<E, BLOCK>(fold, ins, outs);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn by_blocks<E: Element, const N: usize>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
+    let mut wide = [<E::Wide as bytemuck::Zeroable>::zeroed(); N];
+    let mut block = [E::zeroed(); N];
     let mut at = 0;
     while at < fold.len {
-        let n = BLOCK.min(fold.len - at);
+        let n = N.min(fold.len - at);
         let (wide, block) = (&mut wide[..n], &mut block[..n]);
         // SAFETY: `at + n <= len`, and the caller's word for every pointer.
         unsafe {

@@ -56,7 +56,8 @@ impl Stream {
 
     /// How long a blocking read or write may take.
     pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        let timeout = Some(timeout.max(Duration::from_millis(1)));
+        let least = timeout.max(Duration::from_millis(1));
+        let timeout = Some(least);
         match self {
             Self::Tcp(s) => {
                 s.set_read_timeout(timeout)?;
@@ -66,7 +67,7 @@ impl Stream {
                 s.set_read_timeout(timeout)?;
                 s.set_write_timeout(timeout)
             }
-            Self::Faulty(f) => f.inner.set_timeout(timeout.unwrap_or_default()),
+            Self::Faulty(f) => f.inner.set_timeout(least),
         }
     }
 
