@@ -77,6 +77,7 @@ fn build((mesh, cut, model, batch): Drawn) -> Option<Case> {
         ffn: 8002,
         rope_theta: 1e4,
         norm_eps: 1e-5,
+        dropout: 0.0,
         tied: false,
         moe,
         window: None,

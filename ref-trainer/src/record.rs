@@ -7,7 +7,7 @@ use std::time::Duration;
 use quintet_collectives::Communicator;
 use quintet_collectives::communicator::DEFAULT_DEADLINE;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_kernels::{Backend, Collectives, Cpu, Meter, Scalar, Tag, bf16};
+use quintet_kernels::{Collectives, Cpu, Meter, Scalar, Tag, bf16};
 use quintet_planner::states::{Bytes, Memory};
 use quintet_planner::traffic::tokens_of;
 

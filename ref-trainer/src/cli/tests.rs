@@ -337,10 +337,8 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, value);
     }
-    for name in ["precompile"] {
-        refused(name, "not built yet");
-        refused(&format!("{name} -n 2 --json -- x --tp"), name);
-    }
+    refused("precompile", "not built yet");
+    refused("precompile -n 2 --json -- x --tp", "precompile");
     for flags in [
         "--save d",
         "--load d",
@@ -877,6 +875,7 @@ proptest! {
             }
             Ok(Command::Convert(_)) => {}
             Ok(Command::Plan(plan)) => prop_assert!(plan.request.cluster.validate().is_ok()),
+            Ok(Command::Bench(bench)) => prop_assert!(bench.ranks > 0 && bench.bench.iters > 0),
             Ok(Command::Launch { ranks, command }) => {
                 prop_assert!(ranks > 0 && !command.is_empty());
             }

@@ -239,6 +239,7 @@ impl Keys<'_> {
             tied: self.flag("tie_word_embeddings", false)?,
             moe: self.experts(kind)?,
             window: self.maybe("sliding_window")?.filter(|_| sliding),
+            dropout: 0.0,
             architecture: Architecture {
                 qkv_bias: self.flag("attention_bias", kind == "qwen2")?,
                 qk_norm: kind.starts_with("qwen3"),
