@@ -202,8 +202,8 @@ fn measure<T: Transport + Send + 'static>(
         Op::Broadcast => comm.broadcast(x, 0),
     };
     let times = match len * 4 {
-        0..=16_384 => 400,
-        16_385..=1_048_576 => 60,
+        0..=16384 => 400,
+        16385..=1048576 => 60,
         _ => 12,
     };
     let mut seconds = Vec::with_capacity(times);

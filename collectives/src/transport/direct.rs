@@ -203,7 +203,7 @@ impl End {
     ) -> Shared {
         let longest = duty::longest_input(&plan) * memory.width();
         let short = longest <= SLOT && (longest <= 512 || longest * plan.world() <= 8 * SLOT);
-        Shared::begin(self, (plan, op), memory, sequence, short)
+        Shared::begin(self, (plan, op), memory, sequence, short.then_some(longest))
     }
 
     /// Tells the others what my next call is.

@@ -39,7 +39,7 @@ mod segment;
 use segment::{Segment, Window};
 
 /// Bytes of a stage: with the other stages it fits a second-level cache.
-const STAGE: usize = 128 << 10;
+const STAGE: usize = 256 << 10;
 
 /// Address space for a segment, unless told otherwise.
 pub(crate) const WINDOW: usize = 64 << 30;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! head       finished duties, members that closed it
-//! rank r     line 0: progress, digests of the last two calls, how it sleeps, its bell
+//! rank r     line 0: progress, digests of the last two calls, how it sleeps, its bell, two tiny inputs
 //!            line 1: where its input and output lie, of the last two calls
 //! duties     one word each
 //! records    the last two calls of each rank, in full (processes)
@@ -294,8 +294,11 @@ impl Arena {
         call
     }
 
-    /// A rank's slot for a small input.
-    pub(super) fn slot(&self, rank: usize, sequence: u64) -> *mut u8 {
+    /// A rank's slot for inputs of at most `bytes`: what fits lies beside the rank's progress, and comes with it.
+    pub(super) fn slot(&self, rank: usize, sequence: u64, bytes: usize) -> *mut u8 {
+        if bytes <= LINE / 4 {
+            return self.at(self.rank(rank) + LINE / 2 + LINE / 4 * (sequence % 2) as usize);
+        }
         let index = 2 * rank + (sequence % 2) as usize;
         self.at(self.plot.slots() + index * (SLOT + STAGGER))
     }

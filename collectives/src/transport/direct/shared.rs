@@ -30,8 +30,8 @@ pub(crate) struct Shared {
 }
 
 enum Stage {
-    /// My input is in my slot.
-    Slots,
+    /// My input is in my slot, for inputs of at most so many bytes.
+    Slots(usize),
     /// I have said where my memory lies.
     Posted,
     /// I have done what I could.
@@ -62,17 +62,18 @@ impl Shared {
         (plan, op): (Arc<Plan>, ReduceOp),
         mut memory: Memory,
         sequence: u64,
-        short: bool,
+        slot: Option<usize>,
     ) -> Self {
         let (me, arena, reach) = (end.me, end.arena.clone(), end.reach.clone());
         // A root's buffers are longer elsewhere than they need be.
         memory.input_bytes = plan.input_len(me) * memory.width();
         memory.output_bytes = plan.output_len(me) * memory.width();
-        let stage = if short {
+        let stage = if let Some(longest) = slot {
+            let slot = arena.slot(me, sequence, longest);
             // SAFETY: my own input, and my own slot, which nobody reads before I publish and nobody
             // still reads from two calls ago: all have come to the call between.
-            unsafe { raw::copy(memory.input, arena.slot(me, sequence), memory.input_bytes) };
-            Stage::Slots
+            unsafe { raw::copy(memory.input, slot, memory.input_bytes) };
+            Stage::Slots(longest)
         } else {
             arena.set_post(me, sequence, post(&reach, &memory));
             Stage::Posted
@@ -95,7 +96,10 @@ impl Shared {
         let over = match &mut self.stage {
             Stage::Over => true,
             Stage::Revoked => false,
-            Stage::Slots => self.read_slots::<E>().map(|()| true)?,
+            Stage::Slots(longest) => {
+                let longest = *longest;
+                self.read_slots::<E>(longest).map(|()| true)?
+            }
             Stage::Posted => return self.begin_work::<E>(end),
             Stage::Finishing => end.glance(),
             Stage::Staged(staged) => {
@@ -196,7 +200,7 @@ impl Shared {
     }
 
     /// Makes my output from what lies in the slots.
-    fn read_slots<E: Element>(&self) -> Result<(), usize> {
+    fn read_slots<E: Element>(&self, longest: usize) -> Result<(), usize> {
         let n = self.plan.world();
         let mut hands = Hands::<E>::new(n);
         for rank in 0..n {
@@ -205,7 +209,7 @@ impl Shared {
                 let memory = &self.memory;
                 hands.add((memory.input, bytes), (memory.output, memory.output_bytes));
             } else {
-                let slot = self.arena.slot(rank, self.sequence);
+                let slot = self.arena.slot(rank, self.sequence, longest);
                 hands.add((slot, bytes), (core::ptr::null_mut(), 0));
             }
         }
