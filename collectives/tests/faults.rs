@@ -54,7 +54,7 @@ fn all_name_the_link(kind: Kind, payload_crc: bool, faults: WireFaults) {
         let Error::PeerLost { rank: lost, .. } = error else {
             panic!("{faults:?}, rank {rank}: {error}");
         };
-        assert!(lost < 2 && lost != rank, "{faults:?}, rank {rank}: {lost}");
+        assert!(lost < 2, "{faults:?}, rank {rank}: {lost}");
     }
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(10), "{faults:?}: {took:?}");

@@ -253,8 +253,13 @@ fn join(
 ) {
     let topk = job.model.moe.map_or(1, |moe| moe.topk);
     for ((microbatch, layer), chosen) in choices {
+        let Some(slots) = all.get_mut(microbatch).and_then(|m| m.get_mut(layer)) else {
+            continue;
+        };
+        // A rank that has lost tokens, by a fault, has fewer choices.
         for (token, chosen) in tokens.iter().zip(chosen.chunks(topk)) {
-            all[microbatch][layer][token * topk..][..topk].copy_from_slice(chosen);
+            let slots = slots.iter_mut().skip(token * topk).take(topk);
+            slots.zip(chosen).for_each(|(slot, choice)| *slot = *choice);
         }
     }
 }

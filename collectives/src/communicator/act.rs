@@ -75,7 +75,7 @@ pub(super) struct Run {
 pub(super) struct Known {
     pub(super) plan: Arc<Plan>,
     pub(super) dtype: DType,
-    sent: OnceLock<(u64, u64)>,
+    sent: OnceLock<Vec<Sent>>,
 }
 
 impl Known {
@@ -87,13 +87,40 @@ impl Known {
         }
     }
 
-    /// Bytes and messages.
-    fn sent(&self, rank: usize) -> (u64, u64) {
-        *self.sent.get_or_init(|| {
-            let messages = self.plan.iter(rank).map(|round| round.sends.len() as u64);
-            (self.plan.bytes_sent(rank, self.dtype), messages.sum())
+    /// What the plan's messages from this rank come to, by receiver.
+    fn sent(&self, rank: usize) -> &[Sent] {
+        self.sent.get_or_init(|| {
+            let mut all: Vec<Sent> = Vec::new();
+            for send in self.plan.iter(rank).flat_map(|round| round.sends) {
+                let width = if send.what.wide() {
+                    self.dtype.accumulator()
+                } else {
+                    self.dtype
+                };
+                let bytes = (send.what.len() * width.bytes()) as u64;
+                match all.iter_mut().find(|sent| sent.to == send.to) {
+                    Some(sent) => {
+                        sent.bytes += bytes;
+                        sent.messages += 1;
+                    }
+                    None => all.push(Sent {
+                        to: send.to,
+                        bytes,
+                        messages: 1,
+                    }),
+                }
+            }
+            all
         })
     }
+}
+
+/// What goes to one receiver.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    to: usize,
+    bytes: u64,
+    messages: u64,
 }
 
 /// How a collective is performed.
@@ -140,12 +167,13 @@ impl Run {
                 });
             }
         }
-        let (bytes, messages) = self.known.sent(transport.rank());
+        let sent = self.known.sent(transport.rank());
         if let Sharing::Ready(end) = transport.direct() {
-            end.count(bytes);
+            end.count(sent.iter().map(|sent| sent.bytes).sum());
         }
-        link.bytes += bytes;
-        link.messages += messages;
+        for sent in sent {
+            link.count(sent.to, sent.bytes, sent.messages);
+        }
         Ok(Some(true))
     }
 

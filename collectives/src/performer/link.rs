@@ -41,7 +41,7 @@ impl<T: Transport> Link<T> {
         let bytes = message.bytes() as u64;
         let refused = self.transport.try_send(to, message)?;
         if refused.is_none() {
-            self.count(to, bytes);
+            self.count(to, bytes, 1);
         }
         Ok(refused)
     }
@@ -54,7 +54,7 @@ impl<T: Transport> Link<T> {
         let bytes = bytemuck::cast_slice(elements);
         let sent = self.transport.send_bytes(to, tag, E::DTYPE, bytes)?;
         if sent {
-            self.count(to, bytes.len() as u64);
+            self.count(to, bytes.len() as u64, 1);
         }
         Ok(sent)
     }
@@ -64,9 +64,10 @@ impl<T: Transport> Link<T> {
         &self.sent_to
     }
 
-    fn count(&mut self, to: usize, bytes: u64) {
+    /// Counts what went to a receiver.
+    pub(crate) fn count(&mut self, to: usize, bytes: u64, messages: u64) {
         self.bytes += bytes;
-        self.messages += 1;
+        self.messages += messages;
         *self.sent_to.entry(to).or_default() += bytes;
     }
 

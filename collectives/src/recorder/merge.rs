@@ -213,8 +213,10 @@ fn whereabouts(rank: usize, rings: &BTreeMap<usize, &Ring>) -> Absent {
     let Some(ring) = rings.get(&rank) else {
         return Absent::NoRecord(rank);
     };
-    let open = |entry: &&Entry| entry.state == State::Begun;
-    match ring.entries.iter().find(open) {
+    // The oldest that is open, or the last where that failed: it stood there until it gave up.
+    let open = ring.entries.iter().find(|e| e.state == State::Begun);
+    let failed = ring.entries.last().filter(|e| e.state == State::Failed);
+    match open.or(failed) {
         Some(entry) => Absent::Busy(rank, entry.clone()),
         None => Absent::Idle(rank, ring.entries.last().cloned()),
     }

@@ -35,7 +35,7 @@ fn a_page_holds_its_numbers_and_loads_nothing() {
     };
     let mut history = History::default();
     (1..=3).for_each(|step| history.add(&report(step)));
-    let mut seen = vec![Seen::default(); 8];
+    let mut seen = vec![Seen::default(); 16];
     seen[3].sent.entry("tp").or_default().insert(2, 40);
     seen[3].memory[0] = 7;
     let proof = EqualityTable {
@@ -58,7 +58,7 @@ fn a_page_holds_its_numbers_and_loads_nothing() {
     let data = numbers(&page);
     assert_eq!(data["steps"].as_array().unwrap().len(), 3);
     assert_eq!(data["steps"][0]["step_ms"], 12.3457);
-    assert_eq!(data["places"][3], "pp 0 dp 1 tp 1");
+    assert_eq!(data["places"][3], "pp 0 dp 0 cp 1 tp 1 ep 3");
     let traffic = &data["traffic"];
     let tp = traffic["groups"]
         .as_array()
