@@ -184,3 +184,19 @@ fn noise() -> Result<Corpus, Failure> {
         .collect();
     Ok(Corpus::from_bytes("(noise)", &bytes)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_degree_comes_to_the_job() {
+        let setup = Setup {
+            zero_stage: 1,
+            ..Setup::bench_s([8, 4, 2, 16], 1)
+        };
+        let layout = setup.job().expect("bench-s can be cut so").layout;
+        let degrees = [layout.dp, layout.tp, layout.pp, layout.cp];
+        assert_eq!((degrees, layout.zero_stage), ([8, 4, 2, 16], 1));
+    }
+}
