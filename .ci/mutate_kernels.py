@@ -21,7 +21,9 @@ ORDER = re.compile(r"(__syncthreads|__syncwarp|cp_async_wait<\d+>|cp_async_commi
 BOUND = re.compile(r"(?<=[(\s])([\w.]+) (<|>=) ([\w. *]+?)(?= \|\||\)| &&| \?)")
 # The tests of a file: a filter of `cargo test --test emulated`.
 TESTS = {
-    "add": ["sums"], "cast": ["casts"], "cross_entropy": ["cross_entropy"], "embedding": ["embedding"],
+    "add": ["sums"], "attention_mma": ["flash::every_width", "flash::nothing", "flash::unseen"],
+    "attention_simt": ["flash::near_naive", "flash::nothing", "flash::unseen"], "gemm_mma": ["products", "groups", "golden"],
+    "permute": ["rows"], "router": ["router"], "cast": ["casts"], "cross_entropy": ["cross_entropy"], "dropout": ["dropout"], "embedding": ["embedding"],
     "gelu": ["laws::f32::gelu", "laws::bf16::gelu"], "gemm_simt": ["products"], "layer_norm": ["layer_norm"],
     "optimizer": ["adamw", "sgd", "squares"], "prelude": ["rms_norm", "squares"], "rms_norm": ["rms_norm"],
     "rope": ["rope"], "swiglu": ["swiglu"],

@@ -197,6 +197,7 @@ mod tests {
             scale: 0.35,
             causal: true,
             window: None,
+            dropout: None,
         };
         let wave = |len: usize, step: f32| -> Vec<f32> {
             (0..len).map(|i| (i as f32 * step).sin()).collect()

@@ -11,9 +11,9 @@ use quintet_collectives::{
 use quintet_kernels::moe::{Combine, Routed};
 use quintet_kernels::{
     AdamWSpec, Attention, AttentionSpec, Backend, Carry, Collectives, Cpu, CpuBuf, CpuEvent,
-    CrossEntropy, CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Float, Gemm, GemmSpec,
-    GroupedGemm, Meter, Norm, NormSpec, Optimizer, Pending, Permute, Places, Pointwise, Queue,
-    Real, Rope, RopeSpec, Router, RouterSpec, SgdSpec, Tag, Trans, Wire,
+    CrossEntropy, CrossEntropySpec, Data, DropoutSpec, Embedding, EmbeddingSpec, Error, Float,
+    Gemm, GemmSpec, GroupedGemm, Meter, Norm, NormSpec, Optimizer, Pending, Permute, Places,
+    Pointwise, Queue, Real, Rope, RopeSpec, Router, RouterSpec, SgdSpec, Tag, Trans, Wire,
 };
 
 use crate::profile::{line, line_of};
@@ -322,6 +322,10 @@ impl Pointwise for Timed {
 
     fn add_rows<E: Float>(&self, dy: &[E], db: &mut [E::Acc]) -> Done {
         line("add rows", || self.0.add_rows(dy, db))
+    }
+
+    fn dropout<E: Float>(&self, spec: &DropoutSpec, at: &[i32], x: &mut [E]) -> Done {
+        line("dropout", || self.0.dropout(spec, at, x))
     }
 
     fn cast<I: Float, O: Float>(&self, x: &[I], y: &mut [O]) -> Done {

@@ -8,7 +8,7 @@
 //! RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost ./03_processes & RANK=1 ...
 //! ```
 //!
-//! Started by hand alone, it launches four of itself.
+//! Started by hand alone, it launches four of itself. `QUINTET_TRANSPORT=shm` lets ranks of one host share memory.
 
 use quintet_collectives::environment::{Family, Place};
 use quintet_collectives::launch::Launch;

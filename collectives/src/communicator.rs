@@ -15,8 +15,9 @@
 //! is itself started, on a copy, and waited for.
 
 use std::{
+    collections::{BTreeMap, VecDeque},
     string::{String, ToString},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
     vec::Vec,
 };
@@ -26,18 +27,22 @@ use crate::{
     cost::Model,
     performer::{View, fits},
     plan::CollectiveShape as Shape,
-    transport::{Site, Transport},
+    recorder::Recorder,
+    transport::{Site, Transport, buffer::Buffer},
 };
 
 mod act;
+mod log;
 mod messages;
+mod observer;
 mod started;
 pub(crate) mod stats;
 mod worker;
 
+pub use observer::{Observed, Observer};
 pub use stats::Stats;
 
-use act::{Owned, Pair, Run};
+use act::{Known, Owned, Pair, Run};
 use worker::Core;
 
 /// A group of ranks and this rank's endpoint in it.
@@ -49,7 +54,12 @@ pub struct Communicator<T: Transport + Send + 'static> {
     order: Order,
     deadline: Duration,
     model: Arc<Model>,
+    /// Plans of the last calls: choosing one costs more than a short call.
+    plans: Mutex<VecDeque<Arc<Known>>>,
 }
+
+/// Plans kept.
+const PLANS: usize = 16;
 
 /// How long a wait may take unless [`Communicator::with_deadline`] says otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
@@ -68,6 +78,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             order: Order::default(),
             deadline: DEFAULT_DEADLINE,
             model: Arc::default(),
+            plans: Mutex::default(),
             core: Core::new(transport),
         }
     }
@@ -76,6 +87,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     #[must_use]
     pub fn with_order(mut self, order: Order) -> Self {
         self.order = order;
+        self.plans = Mutex::default();
         self
     }
 
@@ -103,6 +115,29 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     #[must_use]
     pub fn with_model(mut self, model: impl Into<Arc<Model>>) -> Self {
         self.model = model.into();
+        self.plans = Mutex::default();
+        self
+    }
+
+    /// The same, whose calls and those of its later sub-groups are recorded.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use quintet_collectives::{Recorder, ReduceOp, World, recorder};
+    /// let rings = World::run(2, |comm| {
+    ///     let recorder = Arc::new(Recorder::new(comm.rank(), recorder::SLOTS));
+    ///     let comm = comm.with_recorder(&recorder);
+    ///     comm.all_reduce(&mut [1.0f32], ReduceOp::Sum)?;
+    ///     Ok(recorder.ring())
+    /// })?;
+    /// assert_eq!(rings[1].entries[0].op, "all_reduce");
+    /// assert_eq!(recorder::merge(&rings).blames, []);
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_recorder(self, recorder: &Arc<Recorder>) -> Self {
+        let recorder = Arc::clone(recorder);
+        self.core.log.open(recorder, &self.name, self.group.ranks());
         self
     }
 
@@ -112,16 +147,51 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         &self.model
     }
 
+    /// The same, telling `observer` of each operation once it is over. Sub-groups made from it tell
+    /// the same one. Of two observers the first stays.
+    ///
+    /// ```
+    /// use quintet_collectives::{Observed, Observer, ReduceOp, World};
+    /// use std::sync::{Arc, Mutex};
+    /// #[derive(Default)]
+    /// struct Seen(Mutex<Vec<(&'static str, u64)>>);
+    /// impl Observer for Seen {
+    ///     fn over(&self, op: &Observed<'_>) {
+    ///         self.0.lock().unwrap().push((op.op, op.bytes));
+    ///     }
+    /// }
+    /// World::run(2, |comm| {
+    ///     let seen = Arc::new(Seen::default());
+    ///     comm.with_observer(seen.clone()).all_reduce(&mut [1.0f32; 10], ReduceOp::Sum)?;
+    ///     assert_eq!(*seen.0.lock().unwrap(), [("all_reduce", 40)]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
+        let _ = self.core.observer.set(observer);
+        self
+    }
+
     /// What a part of this group inherits.
     fn heir(&self, transport: T, members: &[usize]) -> Self {
         let model = match self.model.topology {
             Some(_) => Arc::new(self.model.among(members)),
             None => Arc::clone(&self.model),
         };
-        Self::new(transport)
+        let heir = Self::new(transport)
             .with_order(self.order)
             .with_deadline(self.deadline)
-            .with_model(model)
+            .with_model(model);
+        let heir = match self.core.log.recorder() {
+            Some(recorder) => heir.with_recorder(recorder),
+            None => heir,
+        };
+        match self.core.observer.get() {
+            Some(observer) => heir.with_observer(observer.clone()),
+            None => heir,
+        }
     }
 
     /// My place in the group.
@@ -166,10 +236,40 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         self.core.stats()
     }
 
+    /// Payload bytes that this rank has sent in this group so far, by the global rank that got them.
+    /// Their sum is [`Stats::bytes`].
+    #[must_use]
+    pub fn sent_to(&self) -> BTreeMap<usize, u64> {
+        let sent = |(&to, &bytes): (&usize, &u64)| (self.group.ranks()[to], bytes);
+        self.core
+            .visit(|link| link.sent_to().iter().map(sent).collect())
+    }
+
     /// Makes every operation of every group of this world fail with [`Error::Aborted`], now and
     /// later, on all ranks. A step that is dead in one group would hang in the next.
     pub fn abort(&self) {
         self.core.control.abort();
+    }
+
+    /// A buffer of `len` zeros of this rank, in memory that the ranks share where the transport has such:
+    /// a collective on slices of such buffers, on all ranks, touches each byte once. Nothing is sent.
+    ///
+    /// ```
+    /// use quintet_collectives::{ReduceOp, World};
+    /// World::run(2, |comm| {
+    ///     let mut x = comm.alloc::<f32>(1000)?;
+    ///     x.fill(1.0);
+    ///     comm.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     assert_eq!(x[999], 2.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), quintet_collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::System`] where there is no room for it.
+    pub fn alloc<E: Element>(&self, len: usize) -> Result<Buffer<E>> {
+        self.core.visit(|link| link.transport.allocate(len))
     }
 
     /// The communicator of some ranks of this one, with the same order and deadline.
@@ -502,7 +602,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         mut view: View<'_, E>,
     ) -> Result<()> {
         let run = self.run(shape, E::DTYPE, redop)?;
-        fits(&run.plan, self.rank(), &view)?;
+        fits(&run.known.plan, self.rank(), &view)?;
         if self.core.idle() {
             return self
                 .core
@@ -523,15 +623,30 @@ impl<T: Transport + Send + 'static> Communicator<T> {
 
     #[track_caller]
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
-        let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
         Ok(Run {
-            plan,
+            known: self.plan(shape, dtype)?,
             dtype,
             redop,
             order: self.order,
             site: Site::here(),
-            performer: None,
+            sequence: None,
+            way: act::Way::Open,
         })
+    }
+
+    fn plan(&self, shape: Shape, dtype: DType) -> Result<Arc<Known>> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = plans
+            .iter()
+            .find(|k| k.dtype == dtype && *k.plan.shape() == shape);
+        if let Some(known) = known {
+            return Ok(known.clone());
+        }
+        let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
+        let known = Arc::new(Known::new(plan, dtype));
+        plans.push_front(known.clone());
+        plans.truncate(PLANS);
+        Ok(known)
     }
 }
 

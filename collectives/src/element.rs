@@ -9,6 +9,8 @@
 //! f16  -> f32 /  widened when first touched, narrowed once at the end
 //! ```
 //!
+//! The methods are `#[inline]`: folds are compiled where they are used, in other crates too.
+//!
 //! Integers wrap. A NaN wins in `Min` and `Max`; of two equal values the left one is kept, so
 //! that `-0.0` and `0.0` come out the same wherever the same fold order is used.
 
@@ -202,18 +204,23 @@ macro_rules! float {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
             type Wide = $t;
+            #[inline]
             fn widen(self) -> $t {
                 self
             }
+            #[inline]
             fn narrow(acc: $t) -> $t {
                 acc
             }
+            #[inline]
             fn add(self, other: $t) -> $t {
                 self + other
             }
+            #[inline]
             fn mul(self, other: $t) -> $t {
                 self * other
             }
+            #[inline]
             fn lesser(self, other: $t) -> $t {
                 // A NaN on the left fails both tests and stays.
                 if other < self || other.is_nan() && !self.is_nan() {
@@ -222,6 +229,7 @@ macro_rules! float {
                     self
                 }
             }
+            #[inline]
             fn greater(self, other: $t) -> $t {
                 if other > self || other.is_nan() && !self.is_nan() {
                     other
@@ -229,6 +237,7 @@ macro_rules! float {
                     self
                 }
             }
+            #[inline]
             fn divided(self, count: usize) -> $t {
                 self / count as $t
             }
@@ -241,24 +250,31 @@ macro_rules! half {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
             type Wide = f32;
+            #[inline]
             fn widen(self) -> f32 {
                 self.to_f32()
             }
+            #[inline]
             fn narrow(acc: f32) -> $t {
                 <$t>::from_f32(acc)
             }
+            #[inline]
             fn add(self, other: $t) -> $t {
                 Self::narrow(self.widen() + other.widen())
             }
+            #[inline]
             fn mul(self, other: $t) -> $t {
                 Self::narrow(self.widen() * other.widen())
             }
+            #[inline]
             fn lesser(self, other: $t) -> $t {
                 Self::narrow(self.widen().lesser(other.widen()))
             }
+            #[inline]
             fn greater(self, other: $t) -> $t {
                 Self::narrow(self.widen().greater(other.widen()))
             }
+            #[inline]
             fn divided(self, count: usize) -> $t {
                 Self::narrow(self.widen() / count as f32)
             }
@@ -271,24 +287,31 @@ macro_rules! integer {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
             type Wide = $t;
+            #[inline]
             fn widen(self) -> $t {
                 self
             }
+            #[inline]
             fn narrow(acc: $t) -> $t {
                 acc
             }
+            #[inline]
             fn add(self, other: $t) -> $t {
                 self.wrapping_add(other)
             }
+            #[inline]
             fn mul(self, other: $t) -> $t {
                 self.wrapping_mul(other)
             }
+            #[inline]
             fn lesser(self, other: $t) -> $t {
                 self.min(other)
             }
+            #[inline]
             fn greater(self, other: $t) -> $t {
                 self.max(other)
             }
+            #[inline]
             fn divided(self, count: usize) -> $t {
                 // Through i128: a world may be larger than the element's type can say.
                 (i128::from(self) / (count as i128).max(1)) as $t

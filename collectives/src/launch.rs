@@ -52,6 +52,7 @@ pub struct Launch {
     args: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
     patience: Duration,
+    bare: bool,
 }
 
 /// How a launch ended.
@@ -87,7 +88,15 @@ impl Launch {
             args: Vec::new(),
             variables: Vec::new(),
             patience: Duration::from_secs(2),
+            bare: false,
         }
+    }
+
+    /// Whose output is printed as it is, without the rank before each line.
+    #[must_use]
+    pub fn bare(mut self) -> Self {
+        self.bare = true;
+        self
     }
 
     /// With these arguments.
@@ -149,7 +158,7 @@ impl Launch {
             (PARENT, std::process::id().to_string()),
         ];
         for rank in 0..self.ranks {
-            ranks.start(self.command(rank, &common), rank)?;
+            ranks.start(self.command(rank, &common), rank, self.bare)?;
         }
         let ended = ranks.wait(&signals, self.patience);
         drop(ranks);
@@ -220,7 +229,12 @@ struct Rank {
 }
 
 impl Ranks {
-    fn start(&mut self, mut command: Command, rank: usize) -> Result<()> {
+    fn start(&mut self, mut command: Command, rank: usize, bare: bool) -> Result<()> {
+        let prefix = if bare {
+            String::new()
+        } else {
+            format!("[{rank}] ")
+        };
         let started = command.spawn().map_err(|e| Error::System {
             what: "start a rank",
             reason: format!("{}: {e}", command.get_program().to_string_lossy()),
@@ -230,10 +244,10 @@ impl Ranks {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let mut printers = Vec::new();
         if let Some(out) = out {
-            printers.extend(printer(rank, out, false));
+            printers.extend(printer(&prefix, out, false));
         }
         if let Some(err) = err {
-            printers.extend(printer(rank, err, true));
+            printers.extend(printer(&prefix, err, true));
         }
         self.children.push(Rank {
             #[cfg(target_os = "linux")]
@@ -409,21 +423,21 @@ impl Guardian {
 
 /// Prints what a rank says, line by line.
 fn printer(
-    rank: usize,
+    prefix: &str,
     from: impl Read + Send + 'static,
     to_stderr: bool,
 ) -> Option<thread::JoinHandle<()>> {
-    let thread = thread::Builder::new().name(format!("output {rank}"));
+    let prefix = prefix.to_string();
+    let thread = thread::Builder::new().name(format!("output {prefix}"));
     let body = move || {
         let mut reader = BufReader::new(from);
         let mut line = Vec::new();
         loop {
             line.clear();
-            line.extend(format!("[{rank}] ").bytes());
-            let prefix = line.len();
+            line.extend(prefix.bytes());
             // A line without end is printed in parts.
             let read = (&mut reader).take(LINE).read_until(b'\n', &mut line);
-            if !matches!(read, Ok(n) if n > 0) || line.len() == prefix {
+            if !matches!(read, Ok(n) if n > 0) || line.len() == prefix.len() {
                 return;
             }
             if line.last() != Some(&b'\n') {

@@ -7,13 +7,13 @@
 //!   round 0    0 --> 1 --> 2 --> 3 --> 0                Communicator --plan--> Performer
 //!   round 1    0 --> 1 --> 2 --> 3 --> 0                                          |
 //!   ...        each arrow: a chunk, folded                                    Transport
-//!              onto what the next rank has         local (threads), socket (processes), sim, yours
+//!              onto what the next rank has    local (threads), socket (processes, shm), sim, yours
 //! ```
 //!
 //! Read in this order: [`chunk`], [`element`], [`group`], [`order`], [`plan`] (the tables of rounds,
 //! bytes and fold orders), [`plan::check`], [`cost`] (which plan when), [`transport`], [`performer`],
 //! [`communicator`], [`transport::local`]. For processes: [`environment`], [`store`], [`process`],
-//! [`transport::socket`], [`launch`].
+//! [`transport::socket`], [`launch`]. What is done in shared memory instead of by messages: [`transport::direct`].
 //!
 //! # Words
 //!
@@ -33,12 +33,15 @@
 //! `Communicator`, `World`, `Pending`, `Process`; plans, checker, performer and simulation remain.
 //! Sockets and processes need a unix.
 #![no_std]
-#![forbid(unsafe_code)]
+// Where ranks share memory it is allowed, file by file: ARCHITECTURE, rule 11.
+#![deny(unsafe_code)]
 
 extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+#[cfg(feature = "std")]
+pub mod bench;
 pub mod chunk;
 #[cfg(feature = "std")]
 pub mod communicator;
@@ -61,6 +64,8 @@ pub mod plan;
 #[cfg(all(feature = "std", unix))]
 pub mod process;
 #[cfg(feature = "std")]
+pub mod recorder;
+#[cfg(feature = "std")]
 pub mod store;
 pub mod transport;
 
@@ -75,8 +80,9 @@ pub use plan::{CollectiveShape, Plan};
 pub use transport::Transport;
 #[cfg(feature = "std")]
 pub use {
-    communicator::{Communicator, Stats},
+    communicator::{Communicator, Observed, Observer, Stats},
     pending::{Done, Gate, Pending},
+    recorder::Recorder,
     transport::local::{Local, World},
 };
 

@@ -56,7 +56,8 @@ pub fn environment() -> Variables {
 /// What may be chosen about a run beside its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// `QUINTET_TRANSPORT`: `tcp` (default) or `unix`.
+    /// `QUINTET_TRANSPORT`: `tcp` (default), `unix`, `shm`, or `auto`: shared memory between ranks that can
+    /// really open each other's, tcp between all others.
     pub kind: Kind,
     /// `QUINTET_SECRET`: who lacks it cannot take part.
     pub secret: Vec<u8>,
@@ -68,6 +69,10 @@ pub struct Options {
     pub ports: core::ops::RangeInclusive<u16>,
     /// `QUINTET_CHECKSUM`, `0` or `1`: whether payloads carry a CRC32C (default 0).
     pub payload_crc: bool,
+    /// `QUINTET_HOST`: under `auto` ranks whose labels differ do not share memory, even if they could.
+    pub label: Option<String>,
+    /// `QUINTET_SHM_DIR`: shared memory lies in nameless files there, instead of in memory without a name.
+    pub folder: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -79,6 +84,8 @@ impl Default for Options {
             host: None,
             ports: 0..=0,
             payload_crc: false,
+            label: None,
+            folder: None,
         }
     }
 }
@@ -99,7 +106,9 @@ impl Options {
         let kind = match text("QUINTET_TRANSPORT") {
             None | Some("tcp") => Kind::Tcp,
             Some("unix") => Kind::Unix,
-            Some(_) => return Err(wrong("QUINTET_TRANSPORT", "tcp or unix")),
+            Some("shm") => Kind::Shm,
+            Some("auto") => Kind::Auto,
+            Some(_) => return Err(wrong("QUINTET_TRANSPORT", "tcp, unix, shm or auto")),
         };
         let mut options = Self {
             kind,
@@ -127,6 +136,15 @@ impl Options {
             Some("1") => true,
             Some(_) => return Err(wrong("QUINTET_CHECKSUM", "0 or 1")),
         };
+        options.label = text("QUINTET_HOST").map(String::from);
+        if options
+            .label
+            .as_ref()
+            .is_some_and(|label| label.contains(' '))
+        {
+            return Err(wrong("QUINTET_HOST", "a name without spaces"));
+        }
+        options.folder = text("QUINTET_SHM_DIR").map(PathBuf::from);
         Ok(options)
     }
 }
@@ -209,6 +227,8 @@ impl Process {
             secret: options.secret.clone(),
             timeout: until.saturating_duration_since(Instant::now()),
             payload_crc: options.payload_crc,
+            label: options.label.clone(),
+            folder: options.folder.clone(),
             ..Join::new(place.rank, place.world, &place.run)
         };
         let seat = match &found.store {

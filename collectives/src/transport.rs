@@ -7,8 +7,8 @@
 //! Transport         an endpoint of ONE group: ranks are places in it, not global
 //!      |
 //!      +-- sim    all ranks in one thread, seeded      +-- local   ranks are threads (std)
-//!      +-- delay  wraps another, each message takes time
-//!      +-- socket ranks are processes, over tcp or unix sockets (std, unix)
+//!      +-- delay  wraps another, each message takes time; fault: and goes other ways wrong
+//!      +-- socket ranks are processes, over tcp or unix sockets (std, unix), and shm (Linux)
 //! ```
 //!
 //! `try_send` and `try_recv` never wait. Whoever has nothing left to do calls [`Transport::park`],
@@ -23,9 +23,17 @@ use crate::{
 };
 
 #[cfg(feature = "std")]
+pub mod buffer;
+#[cfg(feature = "std")]
 pub mod delay;
 #[cfg(feature = "std")]
+pub mod direct;
+#[cfg(feature = "std")]
+pub mod fault;
+#[cfg(feature = "std")]
 pub mod local;
+#[cfg(all(feature = "std", target_os = "linux"))]
+pub mod shm;
 pub mod sim;
 mod site;
 #[cfg(all(feature = "std", unix))]
@@ -88,9 +96,36 @@ pub trait Transport {
     /// As [`Transport::announce`], and [`Error::PeerLost`] where a rank left before it.
     fn confirmed(&mut self, sequence: u64) -> Result<bool>;
 
+    /// Whether nothing has poisoned the group.
+    ///
+    /// # Errors
+    /// The group's poison.
+    fn healthy(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// A member that has not announced this number, where that is known; for reports.
     fn absent(&self, _sequence: u64) -> Option<usize> {
         None
+    }
+
+    /// The memory that this group shares, if it does: collectives that fold in rank order or not at
+    /// all are then performed in it, and no message is sent for them.
+    #[cfg(feature = "std")]
+    fn direct(&mut self) -> direct::Sharing<'_> {
+        direct::Sharing::Never
+    }
+
+    /// A buffer of zeros, in memory that the ranks share where there is some.
+    ///
+    /// # Errors
+    /// [`Error::System`] where there is no room.
+    #[cfg(feature = "std")]
+    fn allocate<E: Element>(&self, len: usize) -> Result<buffer::Buffer<E>>
+    where
+        Self: Sized,
+    {
+        Ok(buffer::Buffer::private(len))
     }
 
     /// Sleeps until one of `wait` may have come true, the group is poisoned, somebody called
@@ -311,6 +346,24 @@ impl Call {
             order,
             site: None,
         }
+    }
+
+    /// What must be equal on all ranks, as one number.
+    #[cfg(feature = "std")]
+    pub(crate) fn digest(&self) -> u64 {
+        let root = self.root.map_or(0, |root| root as u64 + 1);
+        let redop = self.redop.map_or(0, |redop| redop as u64 + 1);
+        let kinds = (self.operation as u64) << 24
+            | (self.dtype as u64) << 16
+            | redop << 8
+            | self.order as u64;
+        let fields = [self.sequence, kinds, self.len as u64, self.counts, root];
+        fields
+            .iter()
+            .fold(0x9e37_79b9_7f4a_7c15, |hash: u64, &field| {
+                let mixed = (hash ^ field).wrapping_mul(0xff51_afd7_ed55_8ccd);
+                mixed ^ (mixed >> 32)
+            })
     }
 
     /// The same, called at `site`.

@@ -41,7 +41,11 @@ fn work() -> Result<String> {
         comm.barrier()?;
         println!("\nready");
         let (world, rank) = (comm.world(), comm.rank());
+        let mut shared = comm.alloc::<f32>(300_000)?;
         for turn in 0.. {
+            shared.fill(1.0);
+            comm.all_reduce(&mut shared, ReduceOp::Sum)?;
+            assert!(shared.iter().all(|x| *x == world as f32));
             let mut x = vec![1f32; [1, 1000, 300_000][turn % 3]];
             comm.all_reduce(&mut x, ReduceOp::Sum)?;
             assert!(x.iter().all(|x| *x == world as f32));
@@ -168,11 +172,17 @@ fn draw(bound: usize) -> usize {
 
 #[test]
 fn whoever_is_killed_is_named_by_every_survivor() {
-    for turn in 0..20 {
-        let transport = ["tcp", "unix"][turn % 2];
-        let world = [2, 5, 3, 8, 4][turn / 2 % 5];
+    // Twenty over each; a long run sets another number.
+    let times: usize = std::env::var("QUINTET_KILLS").map_or(20, |n| n.parse().unwrap());
+    for turn in 0..TRANSPORTS.len() * times {
+        let transport = TRANSPORTS[turn % TRANSPORTS.len()];
+        let world = [2, 5, 3, 8, 4][turn / TRANSPORTS.len() % 5];
         // Rank 0, whose end is seen by no special path, has its turns too.
-        let victim = if turn < 4 { 0 } else { draw(world) };
+        let victim = if turn < 2 * TRANSPORTS.len() {
+            0
+        } else {
+            draw(world)
+        };
         let moment = Duration::from_micros(draw(30_000) as u64);
         let store = Folder::new();
         let mut ranks = start("work", transport, world, &store);
@@ -190,12 +200,31 @@ fn whoever_is_killed_is_named_by_every_survivor() {
         let took = begin.elapsed();
         assert!(took < Duration::from_secs(2), "{took:?}");
         killed.child.wait().unwrap();
+        assert_eq!(named_segments(), 0, "{transport}");
     }
 }
 
+/// Shared memory that still has a name, which would outlive a crash.
+fn named_segments() -> usize {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else {
+        return 0;
+    };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    names
+        .filter(|name| name.to_string_lossy().contains("quintet"))
+        .count()
+}
+
+/// Between processes.
+const TRANSPORTS: &[&str] = if cfg!(target_os = "linux") {
+    &["tcp", "unix", "shm"]
+} else {
+    &["tcp", "unix"]
+};
+
 #[test]
 fn survivors_rebuild_and_go_on() {
-    for (transport, victim) in [("tcp", 2), ("unix", 0)] {
+    for (transport, victim) in TRANSPORTS.iter().zip([2, 0, 1]) {
         let store = Folder::new();
         let mut ranks = start("rebuild", transport, 4, &store);
         thread::sleep(Duration::from_millis(20));
@@ -212,7 +241,7 @@ fn survivors_rebuild_and_go_on() {
 
 #[test]
 fn a_stopped_rank_is_waited_for_until_the_deadline_and_then_named() {
-    for transport in ["tcp", "unix"] {
+    for transport in TRANSPORTS {
         let store = Folder::new();
         let ranks = start("wait", transport, 3, &store);
         ranks[1].signal(Signal::STOP);

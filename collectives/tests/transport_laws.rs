@@ -8,14 +8,20 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
+#[cfg(unix)]
+use quintet_collectives::Sockets;
+use quintet_collectives::cost::Model;
 use quintet_collectives::performer::{Link, Performer, View};
-use quintet_collectives::plan::{CollectiveShape as S, Plan};
+use quintet_collectives::plan::{CollectiveShape as S, FoldOrder, Plan};
+#[cfg(unix)]
+use quintet_collectives::transport::fault::WireFaults;
+use quintet_collectives::transport::fault::{Faults, Faulty};
 use quintet_collectives::transport::local::World;
 use quintet_collectives::transport::sim::{Delivery, Part, Sim};
 #[cfg(unix)]
 use quintet_collectives::transport::socket::{Kind, Seat};
 use quintet_collectives::transport::{Call, Transport, Wait};
-use quintet_collectives::{Algorithm, Element, Order, ReduceOp, Result};
+use quintet_collectives::{Algorithm, Communicator, Element, Order, ReduceOp, Result};
 
 /// Outputs and bytes by rank.
 type Outputs<E> = Result<(Vec<Vec<E>>, Vec<u64>)>;
@@ -73,29 +79,118 @@ fn on_threads<E: Element, T: Transport + Send>(ends: Vec<T>, parts: &[Part<E>]) 
         .unzip())
 }
 
+/// The same as a communicator performs them, its plans forced: in shared memory where that is as good.
+fn on_calls<E: Element, T: Transport + Send + 'static>(
+    ends: Vec<T>,
+    parts: &[Part<E>],
+) -> Outputs<E> {
+    let ranks: Vec<Result<(Vec<E>, u64)>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ends
+            .into_iter()
+            .zip(parts)
+            .map(|(end, part)| scope.spawn(move || call(end, part)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    Ok(ranks
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip())
+}
+
+fn call<E: Element, T: Transport + Send + 'static>(
+    end: T,
+    part: &Part<E>,
+) -> Result<(Vec<E>, u64)> {
+    let (plan, me) = (&part.plan, end.rank());
+    let order = match plan.fold_order() {
+        FoldOrder::RankOrder => Order::Rank,
+        FoldOrder::Fixed => Order::Any,
+    };
+    let forced = format!("{}:{}", plan.shape().operation(), plan.algorithm());
+    let model = Model {
+        overrides: forced.parse()?,
+        ..Model::default()
+    };
+    let comm = Communicator::new(end).with_order(order).with_model(model);
+    let (x, op) = (&part.input, part.redop);
+    let mut y = vec![E::zeroed(); plan.output_len(me)];
+    match plan.shape() {
+        S::AllReduce { .. } => comm.all_reduce_into(x, &mut y, op)?,
+        S::ReduceScatter { counts } => comm.reduce_scatter_v(x, &mut y, counts, op)?,
+        S::AllGather { counts } => comm.all_gather_v(x, &mut y, counts)?,
+        S::Gather { counts, root } => comm.gather_v(x, &mut y, counts, *root)?,
+        S::Scatter { counts, root } => comm.scatter_v(x, &mut y, counts, *root)?,
+        S::AllToAll { .. } => comm.all_to_all(x, &mut y)?,
+        S::AllToAllV { send, recv } => comm.all_to_all_v(x, send, &mut y, recv)?,
+        S::Barrier => comm.barrier()?,
+        S::Broadcast { root, .. } => {
+            if me == *root {
+                y.copy_from_slice(x);
+            }
+            comm.broadcast(&mut y, *root)?;
+        }
+        S::Reduce { root, .. } => {
+            let mut buffer = x.clone();
+            comm.reduce(&mut buffer, op, *root)?;
+            if me == *root {
+                y = buffer;
+            }
+        }
+    }
+    Ok((y, comm.stats().bytes))
+}
+
+#[cfg(target_os = "linux")]
+fn on_socket_calls<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
+    on_calls(socket_ends(kind, false, parts.len())?, parts)
+}
+
+/// Threads whose messages come late and in another order, are refused at first, and who wake for nothing.
+fn on_faulty<E: Element>(parts: &[Part<E>]) -> Outputs<E> {
+    let seats = World::new(parts.len())?.seats();
+    let faulty = |seat: &quintet_collectives::transport::local::Seat| {
+        let seed = (seat.rank() * 1000 + parts[0].input.len()) as u64;
+        Faulty::new(seat.endpoint(), Faults::some(seed))
+    };
+    on_threads(seats.iter().map(faulty).collect(), parts)
+}
+
 /// The same over sockets: connected once for each kind and world, a group of its own each time.
+/// `short`: their reads and writes stop anywhere.
 #[cfg(unix)]
-fn on_sockets<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
-    static RUNS: Mutex<Vec<(Kind, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
+fn on_sockets<E: Element>(kind: Kind, short: bool, parts: &[Part<E>]) -> Outputs<E> {
+    on_threads(socket_ends(kind, short, parts.len())?, parts)
+}
+
+#[cfg(unix)]
+fn socket_ends(kind: Kind, short: bool, world: usize) -> Result<Vec<Sockets>> {
+    static RUNS: Mutex<Vec<(Kind, bool, Arc<Vec<Seat>>)>> = Mutex::new(Vec::new());
     let mut runs = RUNS.lock().unwrap();
     let known = runs
         .iter()
-        .find(|(k, seats)| *k == kind && seats.len() == parts.len());
+        .find(|(k, s, seats)| (*k, *s, seats.len()) == (kind, short, world));
     let seats = match known {
-        Some((_, seats)) => seats.clone(),
+        Some((_, _, seats)) => seats.clone(),
         None => {
-            let seats = Arc::new(common::join(kind, parts.len(), |_| {}));
-            runs.push((kind, seats.clone()));
+            let seats = Arc::new(common::join(kind, world, |join| {
+                join.window = 1 << 28;
+                join.faults = short.then_some(WireFaults {
+                    seed: join.rank as u64,
+                    short,
+                    ..WireFaults::default()
+                });
+            }));
+            runs.push((kind, short, seats.clone()));
             seats
         }
     };
     // Of all ranks before anybody else's: the k-th of one belongs to the k-th of the others.
-    let ends = seats
-        .iter()
-        .map(Seat::endpoint)
-        .collect::<Result<Vec<_>>>()?;
-    drop(runs);
-    on_threads(ends, parts)
+    seats.iter().map(Seat::endpoint).collect()
 }
 
 /// A small exact value that tells rank and place.
@@ -299,9 +394,44 @@ laws!(local, WORLDS, |p: &[Part<_>]| on_local(
     p
 ));
 #[cfg(unix)]
-laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Tcp, p));
+laws!(tcp, 1usize..=9, |p: &[Part<_>]| on_sockets(
+    Kind::Tcp,
+    false,
+    p
+));
 #[cfg(unix)]
-laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(Kind::Unix, p));
+laws!(unix, 1usize..=9, |p: &[Part<_>]| on_sockets(
+    Kind::Unix,
+    false,
+    p
+));
+#[cfg(unix)]
+laws!(tcp_short, [2usize, 3, 5], |p: &[Part<_>]| on_sockets(
+    Kind::Tcp,
+    true,
+    p
+));
+#[cfg(unix)]
+laws!(unix_short, [2usize, 5], |p: &[Part<_>]| on_sockets(
+    Kind::Unix,
+    true,
+    p
+));
+laws!(faulty, [1usize, 2, 3, 5], |p: &[Part<_>]| on_faulty(p));
+#[cfg(target_os = "linux")]
+laws!(shm, WORLDS, |p: &[Part<_>]| on_sockets(Kind::Shm, false, p));
+laws!(local_calls, WORLDS, |p: &[Part<_>]| {
+    let world = World::new(p.len())?;
+    on_calls(
+        world.seats().iter().map(|seat| seat.endpoint()).collect(),
+        p,
+    )
+});
+#[cfg(target_os = "linux")]
+laws!(shm_calls, WORLDS, |p: &[Part<_>]| on_socket_calls(
+    Kind::Shm,
+    p
+));
 laws!(local_tight, [1usize, 2, 3, 8], |p: &[Part<_>]| on_local(
     &World::with_buffer(p.len(), 1)?,
     p

@@ -28,6 +28,7 @@ pub fn layout(data: &[u8]) {
             ..MoeConfig::new(bytes.below(9), bytes.below(4), bytes.below(5))
         }),
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     };
     let pp = bytes.below(5);

@@ -1,4 +1,4 @@
-// c = epilogue(op(a) op(b) [+ c]) on the ordinary cores: exact f32 and f64, and any bf16.
+// c = epilogue(op(a) op(b) [+ c]) on the ordinary cores: exact f32 and f64. For bf16 see gemm_mma.cu.
 //
 //   epilogue   + bias[n], then GELU (tanh form) if asked, then + residual[m, n]
 //   shapes     op(a): m x k, stored m x k (AT = 0) or k x m (AT = 1)
@@ -11,6 +11,9 @@
 //                       b_slice 16 x 64        thread (tx, ty) has rows ty + 16 i and columns
 //   a_slice 64 x 16     c tile  64 x 64        tx + 16 j: neighbours read neighbouring words
 //   (stored 16 x 64)
+//
+// Grouped products (one matrix a group of rows, or groups along k) are the same tiles: a block finds
+// its group by the rows that begin at starts[g].
 //
 // Each element is one chain over k in order, from zero: its bits depend on its row of a, its column
 // of b and nothing beside them. Beyond the edges the slices hold zeros.
@@ -35,13 +38,14 @@ template <class A> __device__ inline A gelu_of(A x) {
     return x / (1 + exponential(-(twice * (x + cubic * x * x * x))));
 }
 
+// One tile of c, number `block` of them.
 template <class I, class O, bool AT, bool BT>
-__device__ void gemm(const I* a, const I* b, const I* bias, const O* residual, O* c, i64 m, i64 n, i64 k,
+__device__ void gemm(i64 block, const I* a, const I* b, const I* bias, const O* residual, O* c, i64 m, i64 n, i64 k,
                      int accumulate, int gelu) {
     SHARED(Acc<I>, a_slice, SLICE * (TILE + PAD));
     SHARED(Acc<I>, b_slice, SLICE * (TILE + PAD));
     i64 across = (n + TILE - 1) / TILE;  // tiles in a row of tiles
-    i64 row0 = blockIdx.x / across * TILE, col0 = blockIdx.x % across * TILE;
+    i64 row0 = block / across * TILE, col0 = block % across * TILE;
     int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     Acc<I> sum[4][4] = {};
     for (i64 k0 = 0; k0 < k; k0 += SLICE) {
@@ -75,7 +79,7 @@ __device__ void gemm(const I* a, const I* b, const I* bias, const O* residual, O
     KERNEL(256, gemm_##name)                                                                                      \
     (const I* a, const I* b, const I* bias, const O* residual, O* c, i64 m, i64 n, i64 k, int accumulate,         \
      int gelu) {                                                                                                  \
-        gemm<I, O, AT, BT>(a, b, bias, residual, c, m, n, k, accumulate, gelu);                                   \
+        gemm<I, O, AT, BT>(blockIdx.x, a, b, bias, residual, c, m, n, k, accumulate, gelu);                                   \
     }
 #define FORMS(I, O, types)            \
     GEMM(I, O, false, false, nn_##types) \
@@ -85,6 +89,43 @@ __device__ void gemm(const I* a, const I* b, const I* bias, const O* residual, O
 
 FORMS(float, float, f32_f32)
 FORMS(double, double, f64_f64)
-FORMS(bf16, float, bf16_f32)
-FORMS(bf16, bf16, bf16_bf16)
 FORMS(float, bf16, f32_bf16)
+
+// c[rows of g] = a[rows of g] op(b[g]) [+ c]
+template <class T, bool BT>
+__device__ void grouped(const T* a, const T* b, T* c, const i64* starts, i64 n, i64 k, int accumulate) {
+    i64 block = blockIdx.x, across = (n + TILE - 1) / TILE, g = 0;
+    for (;; g++) {
+        i64 blocks = (starts[g + 1] - starts[g] + TILE - 1) / TILE * across;
+        if (block < blocks) break;
+        block -= blocks;
+    }
+    i64 first = starts[g], m = starts[g + 1] - first;
+    gemm<T, T, false, BT>(block, a + first * k, b + g * n * k, (const T*)0, (const T*)0, c + first * n, m, n, k,
+                          accumulate, 0);
+}
+
+// c[g] += a[rows of g]^T b[rows of g]
+template <class T> __device__ void grouped_weight(const T* a, const T* b, Acc<T>* c, const i64* starts, i64 m, i64 n) {
+    i64 tiles = (m + TILE - 1) / TILE * ((n + TILE - 1) / TILE), g = blockIdx.x / tiles;
+    i64 first = starts[g], k = starts[g + 1] - first;
+    if (k == 0) return;
+    gemm<T, Acc<T>, true, false>(blockIdx.x % tiles, a + first * m, b + first * n, (const T*)0, (const Acc<T>*)0,
+                                 c + g * m * n, m, n, k, 1, 0);
+}
+
+#define GROUPED(T, t)                                                                                              \
+    KERNEL(256, grouped_nn_##t)                                                                                    \
+    (const T* a, const T* b, T* c, const i64* starts, i64 n, i64 k, int accumulate) {                              \
+        grouped<T, false>(a, b, c, starts, n, k, accumulate);                                                      \
+    }                                                                                                              \
+    KERNEL(256, grouped_nt_##t)                                                                                    \
+    (const T* a, const T* b, T* c, const i64* starts, i64 n, i64 k, int accumulate) {                              \
+        grouped<T, true>(a, b, c, starts, n, k, accumulate);                                                       \
+    }                                                                                                              \
+    KERNEL(256, grouped_weight_##t)(const T* a, const T* b, T* c, const i64* starts, i64 m, i64 n) {               \
+        grouped_weight<T>(a, b, c, starts, m, n);                                                                  \
+    }
+
+GROUPED(float, f32)
+GROUPED(double, f64)

@@ -59,8 +59,8 @@ __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// V neighbours of a T, moved as one access where they fill 16 bytes.
-template <class T, int V> struct Pack {
+// V neighbours of a T, moved as one access: they fill 16 bytes, or 8.
+template <class T, int V> struct __align__(V * sizeof(T) > 16 ? sizeof(T) : V * sizeof(T)) Pack {
     T at[V];
 };
 
@@ -69,8 +69,9 @@ template <class T, int V> __device__ inline Pack<T, V> load(const T* p) {
     if constexpr (V == 1) {
         pack.at[0] = *p;
     } else {
-        static_assert(V * sizeof(T) == 16, "packs are 16 bytes");
-        ld_16(&pack, p);
+        static_assert(V * sizeof(T) == 16 || V * sizeof(T) == 8, "packs are 16 or 8 bytes");
+        if constexpr (V * sizeof(T) == 16) ld_16(&pack, p);
+        else ld_8(&pack, p);
     }
     return pack;
 }
@@ -79,8 +80,9 @@ template <class T, int V> __device__ inline void store(T* p, const Pack<T, V>& p
     if constexpr (V == 1) {
         *p = pack.at[0];
     } else {
-        static_assert(V * sizeof(T) == 16, "packs are 16 bytes");
-        st_16(p, &pack);
+        static_assert(V * sizeof(T) == 16 || V * sizeof(T) == 8, "packs are 16 or 8 bytes");
+        if constexpr (V * sizeof(T) == 16) st_16(p, &pack);
+        else st_8(p, &pack);
     }
 }
 
@@ -103,4 +105,40 @@ template <class A> __device__ inline A block_sum(A x) {
     for (u32 w = 0; w < blockDim.x / 32; w++) sum += part[w];
     __syncthreads();  // before the next call writes part
     return sum;
+}
+
+// Dropout (see src/dropout.rs): whether an element is let go is a function of its place alone.
+struct Dropout {
+    u32 least;  // the least word of what stays; 0 lets nothing go
+    u32 site;
+    double scale;
+    u64 seed, step, sample;
+};
+
+struct Words {
+    u32 at[4];
+};
+
+// Philox4x32-10 (Salmon et al. 2011): four random words from a counter and a key.
+__device__ inline Words philox(Words counter, u32 low, u32 high) {
+    for (int round = 0; round < 10; round++) {
+        u64 a = (u64)counter.at[0] * 0xd2511f53u, b = (u64)counter.at[2] * 0xcd9e8d57u;
+        counter = {(u32)(b >> 32) ^ counter.at[1] ^ low, (u32)b, (u32)(a >> 32) ^ counter.at[3] ^ high, (u32)a};
+        low += 0x9e3779b9u;
+        high += 0xbb67ae85u;
+    }
+    return counter;
+}
+
+// The draws for one sequence and head.
+__device__ inline Words draws_of(const Dropout& of, i64 sequence, i64 head) {
+    u32 high = (u32)(of.step >> 32);
+    Words counter = {(u32)(of.sample + sequence), ((u32)head & 0xffff) | high << 16, of.site, (u32)of.step};
+    return philox(counter, (u32)of.seed, (u32)(of.seed >> 32));
+}
+
+// What is left of an element, as a factor.
+__device__ inline double left_of(const Dropout& of, const Words& draws, u32 row, u32 column) {
+    Words words = philox({row, column / 4, draws.at[2], draws.at[3]}, draws.at[0], draws.at[1]);
+    return words.at[column % 4] >= of.least ? of.scale : 0;
 }

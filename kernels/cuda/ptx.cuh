@@ -19,6 +19,17 @@ __device__ inline u16 cvt_rn_bf16(float x) {
 #endif
 }
 
+// As cvt_rn_bf16, two at once: `low` in the low half.
+__device__ inline u32 cvt_rn_bf16x2(float low, float high) {
+#ifdef __CUDACC_RTC__
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+#else
+    return (u32)cvt_rn_bf16(low) | (u32)cvt_rn_bf16(high) << 16;
+#endif
+}
+
 // #data-movement-and-conversion-instructions-ld: 16 bytes in one access; p is a multiple of 16.
 __device__ inline void ld_16(void* to, const void* p SITE) {
 #ifdef __CUDACC_RTC__
@@ -34,6 +45,22 @@ __device__ inline void st_16(void* p, const void* from SITE) {
     *(uint4*)p = *(const uint4*)from;
 #else
     emu_store(p, from, 16, file, line);
+#endif
+}
+
+// As ld_16 and st_16, 8 bytes; p is a multiple of 8.
+__device__ inline void ld_8(void* to, const void* p SITE) {
+#ifdef __CUDACC_RTC__
+    *(uint2*)to = *(const uint2*)p;
+#else
+    emu_load(to, p, 8, file, line);
+#endif
+}
+__device__ inline void st_8(void* p, const void* from SITE) {
+#ifdef __CUDACC_RTC__
+    *(uint2*)p = *(const uint2*)from;
+#else
+    emu_store(p, from, 8, file, line);
 #endif
 }
 

@@ -1,9 +1,13 @@
-//! Pointwise ops: SwiGLU, GELU, sums, and the cast between storage types.
+//! Pointwise ops: SwiGLU, GELU, sums, dropout, and the cast between storage types.
 
 pub mod cpu;
 pub mod naive;
 
-use crate::{Backend, Error, Float};
+use alloc::vec;
+
+use crate::dropout::DropoutSpec;
+use crate::error::need;
+use crate::{Backend, Error, Float, Real, Tag};
 
 /// Pointwise ops on a device; all arguments of a call have one length.
 pub trait Pointwise: Backend {
@@ -63,6 +67,28 @@ pub trait Pointwise: Backend {
         dy: Self::Ref<'_, E>,
         db: Self::Mut<'_, E::Acc>,
     ) -> Result<(), Error>;
+
+    /// Lets elements of `x` go and scales up what stays ([`crate::dropout`]), which of a gradient is
+    /// the backward; `at` are the places of its rows in their samples. A device without an op of its
+    /// own does it on the host.
+    ///
+    /// # Errors
+    /// [`Error::Len`] where `x` does not have a row of `width` for each place.
+    fn dropout<E: Float>(
+        &self,
+        spec: &DropoutSpec,
+        at: Self::Ref<'_, i32>,
+        x: Self::Mut<'_, E>,
+    ) -> Result<(), Error> {
+        let (rows, len) = (Self::len(at), Self::len(Self::as_ref(&x)));
+        need("dropout", "x", rows * spec.width, len)?;
+        let (mut places, mut host) = (vec![0; rows], vec![E::from_acc(E::Acc::ZERO); len]);
+        self.download(at, &mut places)?;
+        self.download(Self::as_ref(&x), &mut host)?;
+        spec.apply(&places, &mut host);
+        let dropped = self.upload(Tag::Scratch, &host)?;
+        self.copy(Self::whole(&dropped), x)
+    }
 
     /// `y = x` in another storage type, rounded once.
     ///

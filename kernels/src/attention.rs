@@ -20,10 +20,15 @@
 //! between pieces, so pieces that are cut at block boundaries and come in order give the bits of
 //! one call, and the error does not grow with their number. Backward by pieces adds into gradients
 //! in Acc, from the lse and delta of the whole row.
+//!
+//! **Dropout** lets probabilities go after the softmax: `o = (P mask) (v / (1 - share))`, so that lse is
+//! what it was, and `delta` still carries the softmax's derivative. What stays is a function of the
+//! head and of the places of query and key in their sample ([`crate::dropout`]), drawn by the kernel.
 
 mod cpu;
 pub mod naive;
 
+use crate::dropout::Dropout;
 use crate::error::need;
 use crate::{Backend, Error, Float};
 
@@ -48,6 +53,17 @@ pub struct AttentionSpec {
     pub causal: bool,
     /// Hide keys that stand this far before the query or farther; at least 1.
     pub window: Option<usize>,
+    /// Let probabilities go.
+    pub dropout: Option<HeadDropout>,
+}
+
+/// Dropout of probabilities.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadDropout {
+    /// What is let go.
+    pub dropout: Dropout,
+    /// Number in the model of the first query head of the call.
+    pub first_head: usize,
 }
 
 /// Where queries and keys stand: what decides who sees whom.
@@ -60,6 +76,9 @@ pub struct Places<R> {
     /// Documents of the queries and of the keys, shaped as the positions; `None` where a sequence
     /// is one document.
     pub documents: Option<(R, R)>,
+    /// Places of queries and keys in their samples, shaped as the positions, for dropout; `None`
+    /// where the positions are that.
+    pub at: Option<(R, R)>,
 }
 
 impl<R> From<(R, R)> for Places<R> {
@@ -69,6 +88,7 @@ impl<R> From<(R, R)> for Places<R> {
             q_pos,
             k_pos,
             documents: None,
+            at: None,
         }
     }
 }
@@ -143,6 +163,10 @@ impl AttentionSpec {
         if let Some((q_doc, k_doc)) = places.documents {
             need(op, "the queries' documents", lens.q_pos, q_doc)?;
             need(op, "the keys' documents", lens.k_pos, k_doc)?;
+        }
+        if let Some((q_at, k_at)) = places.at {
+            need(op, "the queries' places", lens.q_pos, q_at)?;
+            need(op, "the keys' places", lens.k_pos, k_at)?;
         }
         Ok(lens)
     }

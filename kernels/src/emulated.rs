@@ -99,6 +99,11 @@ impl Launch for Emulated {
         self.state().arch
     }
 
+    /// Few, so that small products too come in large tiles.
+    fn multiprocessors(&self) -> u32 {
+        2
+    }
+
     fn alloc(&self, tag: &'static str, bytes: usize) -> Result<u64, Error> {
         let mut state = self.state();
         state

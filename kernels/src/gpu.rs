@@ -6,20 +6,24 @@
 //! op(spec, views) -> checks lengths -> Call { module, function, grid, block, args } -> launcher
 //! ```
 //!
-//! Queues are streams: compute is 0, communication 1. A view is an address and a length. Memory is
+//! Queues are streams. A view is an address and a length. Memory is
 //! freed in the order of the compute queue; who uses it on the other queue lets compute wait
 //! before the buffer is dropped, as a started collective does when it gives its buffer back.
 //!
 //! An op returns when its launch is queued. What fails later is told by the next call, at the
 //! latest by [`Backend::download`].
 
+mod attention;
 mod cross_entropy;
 mod embedding;
+mod fused;
 mod gemm;
+mod moe;
 mod norm;
 mod optimizer;
 mod pointwise;
 mod rope;
+mod view;
 
 use alloc::format;
 use alloc::string::String;
@@ -34,7 +38,10 @@ use half::bf16;
 
 use crate::error::need;
 use crate::launch::{Arg, Call, Launch, Stream};
-use crate::{Backend, Data, Error, Float, Meter, Queue, Tag};
+use crate::{Backend, Data, Dropout, Error, Float, Meter, Queue, Tag};
+
+pub use fused::{Activation, FusedSpec};
+pub use view::{GpuMut, GpuRef};
 
 /// A GPU behind a launcher. Clones are the same device.
 #[derive(Debug, Clone)]
@@ -43,6 +50,8 @@ pub struct Gpu<L: Launch>(Arc<Inner<L>>);
 #[derive(Debug)]
 struct Inner<L: Launch> {
     launcher: L,
+    /// Compute and communication.
+    streams: [Stream; 2],
     meter: Meter,
     /// For sums over a whole array: [`optimizer::PARTS`] f64s.
     parts: u64,
@@ -56,10 +65,20 @@ impl<L: Launch> Gpu<L> {
     /// # Errors
     /// [`Error::Memory`] where it has not a few KiB left.
     pub fn new(launcher: L) -> Result<Self, Error> {
+        Self::on(launcher, [Stream(0), Stream(1)])
+    }
+
+    /// The same on streams of its own, for several ranks that share a device: compute and
+    /// communication.
+    ///
+    /// # Errors
+    /// As [`Gpu::new`].
+    pub fn on(launcher: L, streams: [Stream; 2]) -> Result<Self, Error> {
         let bytes = optimizer::PARTS * size_of::<f64>();
         Ok(Self(Arc::new(Inner {
             parts: launcher.alloc("partial sums", bytes)?,
             launcher,
+            streams,
             meter: Meter::default(),
             frequencies: Mutex::default(),
         })))
@@ -73,9 +92,20 @@ impl<L: Launch> Gpu<L> {
 
     fn launch(
         &self,
-        (module, function): (&str, &str),
+        kernel: (&str, &str),
         grid: u64,
         block: [u32; 3],
+        args: &[Arg],
+    ) -> Result<(), Error> {
+        self.launch_with(kernel, grid, (block, 0), args)
+    }
+
+    /// The same with `shared` bytes of dynamic shared memory.
+    fn launch_with(
+        &self,
+        (module, function): (&str, &str),
+        grid: u64,
+        (block, shared): ([u32; 3], u32),
         args: &[Arg],
     ) -> Result<(), Error> {
         if grid == 0 {
@@ -84,13 +114,13 @@ impl<L: Launch> Gpu<L> {
         // Grids that no driver takes are refused there, by name.
         let grid = [u32::try_from(grid).unwrap_or(u32::MAX), 1, 1];
         self.0.launcher.launch(
-            COMPUTE,
+            self.0.compute(),
             &Call {
                 module,
                 function,
                 grid,
                 block,
-                shared: 0,
+                shared,
                 args,
             },
         )
@@ -111,26 +141,28 @@ impl<L: Launch> Gpu<L> {
 
 impl<L: Launch> Drop for Inner<L> {
     fn drop(&mut self) {
-        self.launcher.free(COMPUTE, self.parts);
+        let compute = self.compute();
+        self.launcher.free(compute, self.parts);
         let tables = self
             .frequencies
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         for table in tables {
-            self.launcher.free(COMPUTE, table.ptr);
+            self.launcher.free(compute, table.ptr);
         }
     }
 }
 
-const COMPUTE: Stream = Stream(0);
-const COMM: Stream = Stream(1);
 /// Threads of most blocks: what the kernels' launch bounds say.
 const THREADS: u32 = 256;
 
-fn stream(queue: Queue) -> Stream {
-    match queue {
-        Queue::Compute => COMPUTE,
-        Queue::Comm => COMM,
+impl<L: Launch> Inner<L> {
+    fn stream(&self, queue: Queue) -> Stream {
+        self.streams[queue as usize]
+    }
+
+    fn compute(&self) -> Stream {
+        self.stream(Queue::Compute)
     }
 }
 
@@ -146,62 +178,22 @@ pub struct GpuBuf<L: Launch, T: Data> {
 
 impl<L: Launch, T: Data> Drop for GpuBuf<L, T> {
     fn drop(&mut self) {
-        self.device.launcher.free(COMPUTE, self.ptr);
+        self.device.launcher.free(self.device.compute(), self.ptr);
         let bytes = self.len * size_of::<T>();
         self.device.meter.sub(self.tag, bytes);
     }
 }
 
-/// A view of device memory, to read.
-#[derive(Debug)]
-pub struct GpuRef<'a, T> {
-    ptr: u64,
-    len: usize,
-    data: PhantomData<&'a T>,
-}
-
-impl<T> Clone for GpuRef<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for GpuRef<'_, T> {}
-
-/// A view of device memory, to read and write.
-#[derive(Debug)]
-pub struct GpuMut<'a, T> {
-    ptr: u64,
-    len: usize,
-    data: PhantomData<&'a mut T>,
-}
-
-impl<T> GpuRef<'_, T> {
-    /// The address of the first element.
-    #[must_use]
-    pub fn ptr(&self) -> u64 {
-        self.ptr
-    }
-}
-
-impl<T> GpuMut<'_, T> {
-    /// The address of the first element.
-    #[must_use]
-    pub fn ptr(&self) -> u64 {
-        self.ptr
-    }
-}
-
 impl<L: Launch> Backend for Gpu<L> {
     type Buf<T: Data> = GpuBuf<L, T>;
-    type Ref<'a, T: Data> = GpuRef<'a, T>;
-    type Mut<'a, T: Data> = GpuMut<'a, T>;
+    type Ref<'a, T: Data> = GpuRef<'a, L, T>;
+    type Mut<'a, T: Data> = GpuMut<'a, L, T>;
     type Event = L::Event;
 
     fn zeros<T: Data>(&self, tag: Tag, len: usize) -> Result<GpuBuf<L, T>, Error> {
         let buf = self.alloc::<T>(tag, len)?;
         let bytes = len * size_of::<T>();
-        self.0.launcher.fill(COMPUTE, buf.ptr, 0, bytes)?;
+        self.0.launcher.fill(self.0.compute(), buf.ptr, 0, bytes)?;
         Ok(buf)
     }
 
@@ -224,38 +216,42 @@ impl<L: Launch> Backend for Gpu<L> {
     fn upload<T: Data>(&self, tag: Tag, host: &[T]) -> Result<GpuBuf<L, T>, Error> {
         let buf = self.alloc::<T>(tag, host.len())?;
         let bytes = bytemuck::cast_slice(host);
-        self.0.launcher.upload(COMPUTE, bytes, buf.ptr)?;
+        self.0.launcher.upload(self.0.compute(), bytes, buf.ptr)?;
         Ok(buf)
     }
 
-    fn download<T: Data>(&self, src: GpuRef<'_, T>, host: &mut [T]) -> Result<(), Error> {
+    fn download<T: Data>(&self, src: GpuRef<'_, L, T>, host: &mut [T]) -> Result<(), Error> {
         need("download", "host", src.len, host.len())?;
         let bytes = bytemuck::cast_slice_mut(host);
-        self.0.launcher.download(COMPUTE, src.ptr, bytes)
+        self.0.launcher.download(self.0.compute(), src.ptr, bytes)
     }
 
-    fn copy<T: Data>(&self, src: GpuRef<'_, T>, dst: GpuMut<'_, T>) -> Result<(), Error> {
+    fn copy<T: Data>(&self, src: GpuRef<'_, L, T>, dst: GpuMut<'_, L, T>) -> Result<(), Error> {
         need("copy", "dst", src.len, dst.len)?;
         let bytes = src.len * size_of::<T>();
-        self.0.launcher.copy(COMPUTE, src.ptr, dst.ptr, bytes)
+        self.0
+            .launcher
+            .copy(self.0.compute(), src.ptr, dst.ptr, bytes)
     }
 
-    fn len<T: Data>(view: GpuRef<'_, T>) -> usize {
+    fn len<T: Data>(view: GpuRef<'_, L, T>) -> usize {
         view.len
     }
 
-    fn whole<T: Data>(buf: &GpuBuf<L, T>) -> GpuRef<'_, T> {
+    fn whole<T: Data>(buf: &GpuBuf<L, T>) -> GpuRef<'_, L, T> {
         GpuRef {
             ptr: buf.ptr,
             len: buf.len,
+            device: &buf.device,
             data: PhantomData,
         }
     }
 
-    fn whole_mut<T: Data>(buf: &mut GpuBuf<L, T>) -> GpuMut<'_, T> {
+    fn whole_mut<T: Data>(buf: &mut GpuBuf<L, T>) -> GpuMut<'_, L, T> {
         GpuMut {
             ptr: buf.ptr,
             len: buf.len,
+            device: &buf.device,
             data: PhantomData,
         }
     }
@@ -266,6 +262,7 @@ impl<L: Launch> Backend for Gpu<L> {
         GpuRef {
             ptr: view.ptr + (start * size_of::<T>()) as u64,
             len: end - start,
+            device: view.device,
             data: PhantomData,
         }
     }
@@ -278,33 +275,36 @@ impl<L: Launch> Backend for Gpu<L> {
         let part = |first: usize, len: usize| GpuMut {
             ptr: view.ptr + (first * size_of::<T>()) as u64,
             len,
+            device: view.device,
             data: PhantomData,
         };
         (part(0, at), part(at, view.len - at))
     }
 
-    fn reborrow<'a, T: Data>(view: &'a mut GpuMut<'_, T>) -> GpuMut<'a, T> {
+    fn reborrow<'a, T: Data>(view: &'a mut GpuMut<'_, L, T>) -> GpuMut<'a, L, T> {
         GpuMut {
             ptr: view.ptr,
             len: view.len,
+            device: view.device,
             data: PhantomData,
         }
     }
 
-    fn as_ref<'a, T: Data>(view: &'a GpuMut<'_, T>) -> GpuRef<'a, T> {
+    fn as_ref<'a, T: Data>(view: &'a GpuMut<'_, L, T>) -> GpuRef<'a, L, T> {
         GpuRef {
             ptr: view.ptr,
             len: view.len,
+            device: view.device,
             data: PhantomData,
         }
     }
 
     fn record(&self, queue: Queue) -> L::Event {
-        self.0.launcher.record(stream(queue))
+        self.0.launcher.record(self.0.stream(queue))
     }
 
     fn wait(&self, queue: Queue, event: &L::Event) {
-        self.0.launcher.wait(stream(queue), event);
+        self.0.launcher.wait(self.0.stream(queue), event);
     }
 
     fn meter(&self) -> &Meter {
@@ -343,6 +343,22 @@ fn packed<E: Float>(
     })
 }
 
+/// What kernels take to draw what is let go; of none, nothing is.
+fn draws(of: Option<Dropout>) -> [Arg; 6] {
+    let Some(of) = of else {
+        let none = Arg::I64(0);
+        return [Arg::U32(0), Arg::U32(0), Arg::F64(1.0), none, none, none];
+    };
+    [
+        Arg::U32(of.least()),
+        Arg::U32(of.site),
+        Arg::F64(of.scale()),
+        Arg::I64(of.seed as i64),
+        Arg::I64(of.step as i64),
+        Arg::I64(of.sample as i64),
+    ]
+}
+
 /// A number in the accumulation type of `E`.
 fn acc<E: Float>(x: f64) -> Arg {
     if size_of::<E::Acc>() == size_of::<f64>() {
@@ -356,7 +372,11 @@ fn len(n: usize) -> Arg {
     Arg::I64(n as i64)
 }
 
+fn pointers(ptrs: &[u64]) -> Vec<Arg> {
+    ptrs.iter().map(|&p| Arg::Ptr(p)).collect()
+}
+
 /// The address of a view, or null.
-fn ptr_or_null<T>(view: Option<&GpuRef<'_, T>>) -> Arg {
+fn ptr_or_null<L: Launch, T>(view: Option<&GpuRef<'_, L, T>>) -> Arg {
     Arg::Ptr(view.map_or(0, |v| v.ptr))
 }

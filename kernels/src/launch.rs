@@ -212,6 +212,9 @@ pub trait Launch: Clone + Send + Sync + 'static {
     /// The device's compute capability.
     fn arch(&self) -> Arch;
 
+    /// The device's multiprocessors: a product's tiles are chosen so that each has one.
+    fn multiprocessors(&self) -> u32;
+
     /// Allocates `bytes`, at a multiple of 256; what lies there is anything. `tag` names it in
     /// reports.
     ///

@@ -15,6 +15,7 @@ pub mod attention;
 pub mod backend;
 pub mod cpu;
 pub mod cross_entropy;
+pub mod dropout;
 pub mod embedding;
 #[cfg(feature = "emulated")]
 #[allow(unsafe_code)]
@@ -31,21 +32,24 @@ mod math;
 pub mod moe;
 pub mod norm;
 pub mod optimizer;
+pub mod philox;
 pub mod rope;
 #[cfg(feature = "wire")]
 pub mod wire;
 
 pub use activation::Pointwise;
-pub use attention::{Attention, AttentionSpec, Carry, Places};
+pub use attention::{Attention, AttentionSpec, Carry, HeadDropout, Places};
 pub use backend::{Backend, Meter, Queue, Rows, Tag};
 pub use cpu::{Cpu, CpuBuf, CpuEvent};
 pub use cross_entropy::{CrossEntropy, CrossEntropySpec};
+pub use dropout::{Dropout, DropoutSpec};
 pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
 #[cfg(feature = "emulated")]
 pub use gpu::Gpu;
+pub use half::bf16;
 pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};
 pub use norm::{Norm, NormSpec};
 pub use optimizer::{AdamWSpec, Optimizer, SgdSpec};

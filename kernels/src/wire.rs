@@ -7,6 +7,8 @@
 
 #[cfg(feature = "std")]
 mod cpu;
+#[cfg(feature = "emulated")]
+mod gpu;
 
 use quintet_collectives::{Element, Error as WireError, ReduceOp};
 

@@ -20,14 +20,16 @@ use alloc::vec::Vec;
 
 use quintet_collectives::{Axis, DeviceMesh, ParamSpec, Placement};
 use quintet_kernels::{
-    Attention, AttentionSpec, Backend, Collectives, Float, Gemm, Norm, Pointwise, Rope, RopeSpec,
-    Scalar, Tag,
+    Attention, AttentionSpec, Backend, Collectives, Float, Gemm, HeadDropout, Norm, Pointwise,
+    Rope, RopeSpec, Scalar, Tag,
 };
 
 use crate::block::BlockSpec;
 use crate::context::{self, ContextSaved, Gradients};
+use crate::dropout::{DropoutAt, Site};
 use crate::linear::{ColumnParallelLinear, RowBackward, RowParallelLinear};
 use crate::norm::{NormKind, Normed, RowNorm, RowStats};
+use crate::recompute::Remade;
 use crate::region::{Region, apply};
 use crate::saved::{runs, runs_mut, weight_bias, weight_bias_mut};
 use crate::spec::join;
@@ -51,6 +53,8 @@ pub struct SelfAttention {
     rotary: usize,
     theta: f64,
     window: Option<usize>,
+    /// Of the probabilities.
+    dropout: DropoutAt,
     /// Parameters of q, k, v, o and of the norms of queries and keys.
     counts: [usize; 6],
 }
@@ -59,13 +63,27 @@ pub struct SelfAttention {
 #[derive(Debug)]
 pub struct AttentionForward<Buf, Stat> {
     /// The input, whole.
-    x: Buf,
+    x: Remade<Buf>,
     /// Output of the softmax.
     o: Buf,
     /// What the softmax's own backward needs.
     inner: ContextSaved<Buf, Stat>,
     /// Queries and keys before their norms, if they have any.
     before: Option<[BeforeNorm<Buf, Stat>; 2]>,
+}
+
+impl<Buf, Stat> AttentionForward<Buf, Stat> {
+    /// Lets the input go, unless it was gathered.
+    pub(crate) fn let_go(&mut self, gathered: bool) {
+        if !gathered {
+            self.x.let_go();
+        }
+    }
+
+    /// Takes the input again, where it was let go.
+    pub(crate) fn remake(&mut self, x: impl FnOnce() -> Result<Buf, Error>) -> Result<(), Error> {
+        self.x.remake(x)
+    }
 }
 
 /// What a norm of queries or keys was given, and the statistics of its rows.
@@ -149,10 +167,18 @@ impl SelfAttention {
             rotary: architecture.rotary(e),
             theta: spec.theta,
             window: spec.window,
+            dropout: DropoutAt::new(0.0, Site::Probabilities(0)),
             counts: [0; 6],
         };
         attention.counts = attention.parts().map(|part| part.len());
         Ok(attention)
+    }
+
+    /// Lets go of a share of the probabilities in training.
+    #[must_use]
+    pub(crate) fn dropping(mut self, dropout: DropoutAt) -> Self {
+        self.dropout = dropout;
+        self
     }
 
     /// q, k, v and o, each with its bias if it has one; then the norms of queries and keys.
@@ -175,11 +201,14 @@ impl SelfAttention {
         (heads(&self.q), heads(&self.k))
     }
 
-    fn spec<B: Attention, E: Scalar>(
+    fn spec<B: Attention, C: Collectives<B>, E: Scalar>(
         &self,
+        ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
-        (heads, kv_heads): (usize, usize),
     ) -> AttentionSpec {
+        let (heads, kv_heads) = self.heads(ctx.tp.rank());
+        let first_head = self.q.local(ctx.tp.rank()).start / self.head_dim;
+        let dropout = self.dropout.of(batch);
         AttentionSpec {
             batch: batch.sequences,
             queries: batch.positions,
@@ -190,6 +219,10 @@ impl SelfAttention {
             scale: 1.0 / libm::sqrt(self.head_dim as f64),
             causal: true,
             window: self.window,
+            dropout: dropout.map(|dropout| HeadDropout {
+                dropout,
+                first_head,
+            }),
         }
     }
 
@@ -293,11 +326,11 @@ impl SelfAttention {
         let norms = [norm_q, norm_k];
         let before = self.normalise(ctx.device, t, heads, norms, (&mut q, &mut k))?;
         self.turn(ctx.device, batch, heads, (&mut q, &mut k), false)?;
-        let (o, inner) = context::forward(ctx, batch, &self.spec(batch, heads), [q, k, v])?;
+        let (o, inner) = context::forward(ctx, batch, &self.spec(ctx, batch), [q, k, v])?;
         let (wo, bias) = weight_bias(NAME, po)?;
         let y = self.o.forward(ctx, t, wo, bias, B::whole(&o))?;
         let saved = AttentionForward {
-            x,
+            x: Remade::Here(x),
             o,
             inner,
             before,
@@ -329,10 +362,11 @@ impl SelfAttention {
             inner,
             before,
         } = saved;
+        let x = x.made(NAME)?;
         let (wo, _) = weight_bias(NAME, po)?;
         let back = self.o.backward_input(ctx, t, wo, dy_td)?;
         let RowBackward { dy_whole, dx: d_o } = back;
-        let spec = self.spec(batch, heads);
+        let spec = self.spec(ctx, batch);
         let Gradients { mut dq, mut dk, dv } =
             context::backward(ctx, batch, &spec, inner, &o, d_o)?;
         self.turn(dev, batch, heads, (&mut dq, &mut dk), true)?;

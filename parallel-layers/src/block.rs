@@ -23,9 +23,11 @@ use quintet_kernels::{
 
 use crate::architecture::Architecture;
 use crate::attention::{AttentionForward, AttentionWeight, SelfAttention};
+use crate::dropout::{DropoutAt, Site};
 use crate::ffn::{Ffn, FfnForward, FfnWeight};
 use crate::moe::{MoeSpec, Routing};
 use crate::norm::{Normed, RowNorm, RowStats};
+use crate::recompute::{Recompute, Remade};
 use crate::region::Region;
 use crate::saved::{Saved, runs, runs_mut};
 use crate::{Ctx, Error, Layer, MicroBatch};
@@ -96,6 +98,9 @@ pub struct Block {
     norm2: RowNorm,
     mlp: Ffn,
     region: Region,
+    recompute: Recompute,
+    /// Of what attention and MLP give.
+    dropouts: [DropoutAt; 2],
     /// Parameters of each of the four.
     counts: [usize; 4],
 }
@@ -104,6 +109,14 @@ pub struct Block {
 #[derive(Debug)]
 pub struct BlockForward<Buf, Stat> {
     x: Buf,
+    /// What is told of the routing, once, however often forward runs.
+    routing: Option<Routing>,
+    inside: Remade<Inside<Buf, Stat>>,
+}
+
+/// What forward makes besides its output.
+#[derive(Debug)]
+struct Inside<Buf, Stat> {
     stats1: RowStats<Stat>,
     attention: AttentionForward<Buf, Stat>,
     h: Buf,
@@ -118,11 +131,13 @@ pub struct BlockWeight<Buf, Stat> {
     stats1: RowStats<Stat>,
     dn1: Buf,
     attention: AttentionWeight<Buf, Stat>,
+    /// Of what attention gave.
     dh: Buf,
     h: Buf,
     stats2: RowStats<Stat>,
     dn2: Buf,
     mlp: FfnWeight<Buf, Stat>,
+    /// Of what the MLP gave.
     dy: Buf,
 }
 
@@ -130,7 +145,7 @@ impl<Buf, Stat> BlockForward<Buf, Stat> {
     /// Where the mixture of experts sent tokens; none of a dense block.
     #[must_use]
     pub fn routing(&self) -> Option<&Routing> {
-        self.mlp.routing()
+        self.routing.as_ref()
     }
 }
 
@@ -154,10 +169,29 @@ impl Block {
             norm2: norm("post_attention_layernorm"),
             mlp: Ffn::new(mesh, &name("mlp"), spec)?,
             region,
+            recompute: Recompute::None,
+            dropouts: [Site::Attention(index), Site::Mlp(index)].map(|at| DropoutAt::new(0.0, at)),
             counts: [0; 4],
         };
         block.counts = block.parts().map(|part| part.len());
         Ok(block)
+    }
+
+    /// The same, of which backward makes again what `mode` says.
+    #[must_use]
+    pub fn recomputing(mut self, mode: Recompute) -> Self {
+        self.recompute = mode;
+        self
+    }
+
+    /// The same, which in training lets go of a share of its probabilities and of what attention
+    /// and MLP give, before the residual.
+    #[must_use]
+    pub fn dropping(mut self, share: f64) -> Self {
+        let at = |site| DropoutAt::new(share, site);
+        self.attention = self.attention.dropping(at(Site::Probabilities(self.index)));
+        self.dropouts = [Site::Attention(self.index), Site::Mlp(self.index)].map(at);
+        self
     }
 
     /// Its place in the model.
@@ -185,6 +219,72 @@ impl Block {
         let (norm1, norm2) = (self.norm1.params(), self.norm2.params());
         [norm1, self.attention.params(), norm2, self.mlp.params()]
     }
+
+    /// y from x, and all else that is made on the way.
+    fn run<B, C, E>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        batch: &MicroBatch<B, E>,
+        params: &[B::Ref<'_, E>],
+        x: &B::Buf<E>,
+    ) -> Result<(B::Buf<E>, Inside<B::Buf<E>, B::Buf<E::Acc>>), Error>
+    where
+        B: Gemm + Norm + Rope + Attention + Pointwise + GroupedGemm + Router + Permute,
+        C: Collectives<B>,
+        E: Scalar,
+    {
+        let ([p1, pa, p2, pm], dev) = (runs(NAME, params, self.counts)?, ctx.device);
+        let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
+        let Normed {
+            y: n1,
+            stats: stats1,
+        } = self.norm1.forward(dev, rows, p1, B::whole(x))?;
+        let (mut a, attention) = self.attention.forward(ctx, batch, pa, n1)?;
+        self.dropouts[0].apply(ctx, batch, &self.region, &mut a)?;
+        let (h, normed) = self
+            .norm2
+            .forward_residual(dev, rows, p2, B::whole(&a), B::whole(x))?;
+        drop(a);
+        let (mut y, mlp) = self.mlp.forward(ctx, batch, pm, normed.y)?;
+        self.dropouts[1].apply(ctx, batch, &self.region, &mut y)?;
+        dev.add::<E>(B::whole_mut(&mut y), B::whole(&h))?;
+        let inside = Inside {
+            stats1,
+            attention,
+            h,
+            stats2: normed.stats,
+            mlp,
+        };
+        Ok((y, inside))
+    }
+
+    /// Makes again what is gone: all from the input, or the cheap from what was kept.
+    fn remade<B, C, E>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        batch: &MicroBatch<B, E>,
+        params: &[B::Ref<'_, E>],
+        x: &B::Buf<E>,
+        inside: Remade<Inside<B::Buf<E>, B::Buf<E::Acc>>>,
+    ) -> Result<Inside<B::Buf<E>, B::Buf<E::Acc>>, Error>
+    where
+        B: Gemm + Norm + Rope + Attention + Pointwise + GroupedGemm + Router + Permute,
+        C: Collectives<B>,
+        E: Scalar,
+    {
+        let mut all = match inside {
+            Remade::Gone => return Ok(self.run(ctx, batch, params, x)?.1),
+            Remade::Here(all) => all,
+        };
+        let ([p1, _, p2, _], dev) = (runs(NAME, params, self.counts)?, ctx.device);
+        let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
+        let h = &all.h;
+        let normed2 = || Ok(self.norm2.forward(dev, rows, p2, B::whole(h))?.y);
+        self.mlp.remake(ctx, batch, &mut all.mlp, normed2)?;
+        let normed1 = || Ok(self.norm1.forward(dev, rows, p1, B::whole(x))?.y);
+        all.attention.remake(normed1)?;
+        Ok(all)
+    }
 }
 
 impl<B, C, E> Layer<B, C, E> for Block
@@ -207,27 +307,22 @@ where
         params: &[B::Ref<'_, E>],
         x_td: B::Buf<E>,
     ) -> Result<(B::Buf<E>, Self::Saved), Error> {
-        let [p1, pa, p2, pm] = runs(NAME, params, self.counts)?;
-        let (x, dev) = (x_td, ctx.device);
-        let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
-        let Normed {
-            y: n1,
-            stats: stats1,
-        } = self.norm1.forward(dev, rows, p1, B::whole(&x))?;
-        let (a, attention) = self.attention.forward(ctx, batch, pa, n1)?;
-        let (h, normed) = self
-            .norm2
-            .forward_residual(dev, rows, p2, B::whole(&a), B::whole(&x))?;
-        drop(a);
-        let (mut y, mlp) = self.mlp.forward(ctx, batch, pm, normed.y)?;
-        dev.add::<E>(B::whole_mut(&mut y), B::whole(&h))?;
+        let (y, mut inside) = self.run(ctx, batch, params, &x_td)?;
+        let routing = inside.mlp.routing().cloned();
+        let inside = match self.recompute {
+            Recompute::None => Remade::Here(inside),
+            Recompute::Selective => {
+                let gathered = self.region.gathers::<B, C>(ctx.tp);
+                inside.attention.let_go(gathered);
+                inside.mlp.let_go(gathered);
+                Remade::Here(inside)
+            }
+            Recompute::Full => Remade::Gone,
+        };
         let saved = BlockForward {
-            x,
-            stats1,
-            attention,
-            h,
-            stats2: normed.stats,
-            mlp,
+            x: x_td,
+            routing,
+            inside,
         };
         Ok((y, Saved::Forward(saved)))
     }
@@ -243,28 +338,34 @@ where
         let [p1, pa, p2, pm] = runs(NAME, params, self.counts)?;
         let (dy, dev) = (dy_td, ctx.device);
         let rows = self.region.local_rows::<B, C>(ctx.tp, batch.tokens());
-        let BlockForward {
-            x,
+        let BlockForward { x, inside, .. } = saved.take_forward(NAME)?;
+        let Inside {
             stats1,
             attention,
             h,
             stats2,
             mlp,
-        } = saved.take_forward(NAME)?;
-        let (dn2, mlp) = self.mlp.backward_input(ctx, batch, pm, mlp, &dy)?;
+        } = self.remade(ctx, batch, params, &x, inside)?;
+        let given = self.dropouts[1].backward(ctx, batch, &self.region, &dy)?;
+        let of_mlp = given.as_ref().unwrap_or(&dy);
+        let (dn2, mlp) = self.mlp.backward_input(ctx, batch, pm, mlp, of_mlp)?;
         let hidden = (B::whole(&h), &stats2);
         let (dn, beside) = (B::whole(&dn2), Some(B::whole(&dy)));
         let dh = self
             .norm2
             .backward_input(dev, rows, p2, hidden, dn, beside)?;
-        let (dn1, attention) = self
-            .attention
-            .backward_input(ctx, batch, pa, attention, &dh)?;
+        let dy = given.unwrap_or(dy);
+        let given = self.dropouts[0].backward(ctx, batch, &self.region, &dh)?;
+        let of_attention = given.as_ref().unwrap_or(&dh);
+        let (dn1, attention) =
+            self.attention
+                .backward_input(ctx, batch, pa, attention, of_attention)?;
         let input = (B::whole(&x), &stats1);
         let (dn, beside) = (B::whole(&dn1), Some(B::whole(&dh)));
         let dx = self
             .norm1
             .backward_input(dev, rows, p1, input, dn, beside)?;
+        let dh = given.unwrap_or(dh);
         *saved = Saved::Weight(BlockWeight {
             x,
             stats1,

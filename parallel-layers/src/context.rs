@@ -81,6 +81,8 @@ pub(crate) struct TokenPlaces<B: Backend> {
     pub(crate) pos: B::Buf<i32>,
     /// Their documents; `None` where a sequence is one.
     pub(crate) doc: Option<B::Buf<i32>>,
+    /// Places in their samples; `None` where positions are that.
+    pub(crate) at: Option<B::Buf<i32>>,
 }
 
 /// Where all tokens of a microbatch's sequences stand, those of other context parallel ranks too.
@@ -121,7 +123,13 @@ impl<B: Backend> ContextPlaces<B> {
         let places = |chosen: Vec<usize>| -> Result<TokenPlaces<B>, Error> {
             let doc = doc.map(|doc| put(doc, &chosen)).transpose()?;
             let pos = put(pos, &chosen)?;
-            Ok(TokenPlaces { pos, doc })
+            let places = || {
+                let row = chosen.iter().map(|&i| i as i32);
+                let host: Vec<i32> = (0..sequences).flat_map(|_| row.clone()).collect();
+                device.upload(Tag::Scratch, &host)
+            };
+            let at = doc.is_some().then(places).transpose()?;
+            Ok(TokenPlaces { pos, doc, at })
         };
         Ok(Self {
             in_order: places((0..len).collect())?,

@@ -14,12 +14,12 @@
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use quintet_collectives::chunk::chunk;
 use quintet_collectives::{Axis, DeviceMesh, Init, ParamSpec, Placement};
-use quintet_kernels::{Backend, Collectives, Embedding, EmbeddingSpec, Pointwise, Scalar, Tag};
+use quintet_kernels::{Collectives, Embedding, EmbeddingSpec, Pointwise, Scalar, Tag};
 
+use crate::dropout::{DropoutAt, Site, rows_here};
 use crate::region::{Region, apply, apply_to};
 use crate::saved::{Saved, runs_mut, views_mut, weight_bias};
 use crate::spec::{INIT_STD, dense};
@@ -42,6 +42,7 @@ pub struct VocabParallelEmbedding {
     region: Region,
     /// Rows of the table of learned positions, if there is one.
     positions: Option<usize>,
+    dropout: DropoutAt,
 }
 
 /// What the embedding keeps: nothing, then the gradient of its output.
@@ -74,7 +75,15 @@ impl VocabParallelEmbedding {
             tie: tied.then(|| TABLE.to_string()),
             region: Region::new(sequence_parallel)?,
             positions: None,
+            dropout: DropoutAt::new(0.0, Site::Embedding),
         })
+    }
+
+    /// Lets go of a share of the output in training.
+    #[must_use]
+    pub fn dropping(mut self, share: f64) -> Self {
+        self.dropout = DropoutAt::new(share, Site::Embedding);
+        self
     }
 
     /// Adds a table of `rows` learned positions.
@@ -98,15 +107,6 @@ impl VocabParallelEmbedding {
             all.push(dense(&self.mesh, POSITIONS, &shape, &on_tp, init));
         }
         all
-    }
-
-    /// This rank's tokens among those of the microbatch, between layers.
-    fn rows<B: Backend, C: Collectives<B>>(&self, tp: &C, tokens: usize) -> Range<usize> {
-        if self.region.outside().is_shard() {
-            chunk(tokens, tp.world(), tp.rank())
-        } else {
-            0..tokens
-        }
     }
 
     /// The table of positions, all of which every rank has.
@@ -148,7 +148,7 @@ impl VocabParallelEmbedding {
             .embedding::<E>(&spec, ids, table, B::whole_mut(&mut x))?;
         let mut x = apply(ctx, self.region.leave(), x, t, self.hidden)?;
         if let (Some(table), Some(rows)) = (positions, self.positions) {
-            let here = self.rows::<B, C>(ctx.tp, t);
+            let here = rows_here::<B, C>(ctx.tp, &self.region, t);
             let mut add = ctx.device.alloc(Tag::Scratch, here.len() * self.hidden)?;
             let spec = self.positions_spec(here.len(), rows);
             let pos = B::slice(B::whole(&batch.pos_t), here);
@@ -156,6 +156,7 @@ impl VocabParallelEmbedding {
                 .embedding::<E>(&spec, pos, table, B::whole_mut(&mut add))?;
             ctx.device.add::<E>(B::whole_mut(&mut x), B::whole(&add))?;
         }
+        self.dropout.apply(ctx, batch, &self.region, &mut x)?;
         Ok((x, Saved::Forward(())))
     }
 
@@ -163,14 +164,15 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     /// As [`VocabParallelEmbedding::forward`].
-    pub fn backward_input<B: Embedding, C: Collectives<B>, E: Scalar>(
+    pub fn backward_input<B: Embedding + Pointwise, C: Collectives<B>, E: Scalar>(
         &self,
         ctx: &Ctx<'_, B, C>,
         batch: &MicroBatch<B, E>,
         saved: &mut EmbeddingSaved<B::Buf<E>>,
-        dx_td: B::Buf<E>,
+        mut dx_td: B::Buf<E>,
     ) -> Result<(), Error> {
         saved.take_forward(NAME)?;
+        self.dropout.apply(ctx, batch, &self.region, &mut dx_td)?;
         let back = self.region.leave().backward()?;
         let dx_whole = apply_to(ctx, back, B::whole(&dx_td), batch.tokens(), self.hidden)?;
         let dx = dx_td;
@@ -200,7 +202,7 @@ impl VocabParallelEmbedding {
         ctx.device
             .embedding_backward::<E>(&spec, ids, whole, dtable)?;
         if let (Some(rows), [dpositions]) = (self.positions, dpositions) {
-            let here = self.rows::<B, C>(ctx.tp, t);
+            let here = rows_here::<B, C>(ctx.tp, &self.region, t);
             let spec = self.positions_spec(here.len(), rows);
             let pos = B::slice(B::whole(&batch.pos_t), here);
             let dpositions = B::reborrow(dpositions);

@@ -48,6 +48,14 @@ impl<Buf, Stat> FfnForward<Buf, Stat> {
             FfnForward::Moe(saved) => Some(saved.routing()),
         }
     }
+
+    /// Lets go what is cheap to make again; what was `gathered` stays.
+    pub(crate) fn let_go(&mut self, gathered: bool) {
+        match self {
+            FfnForward::Dense(saved) => saved.let_go(gathered),
+            FfnForward::Moe(saved) => saved.let_go(gathered),
+        }
+    }
 }
 
 impl Ffn {
@@ -102,6 +110,26 @@ impl Ffn {
                 (y, FfnForward::Moe(saved))
             }
         })
+    }
+
+    /// Makes again what was let go; `x_td` makes what forward was given.
+    pub(crate) fn remake<B, C, E>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        batch: &MicroBatch<B, E>,
+        saved: &mut FfnForward<B::Buf<E>, B::Buf<E::Acc>>,
+        x_td: impl FnOnce() -> Result<B::Buf<E>, Error>,
+    ) -> Result<(), Error>
+    where
+        B: Pointwise,
+        C: Collectives<B>,
+        E: Scalar,
+    {
+        match (self, saved) {
+            (_, FfnForward::Dense(saved)) => Mlp::remake::<B, E>(ctx.device, saved, x_td),
+            (Ffn::Moe(moe), FfnForward::Moe(saved)) => moe.remake(ctx, batch, saved, x_td),
+            _ => Err(foreign()),
+        }
     }
 
     /// dx outside from dy outside.

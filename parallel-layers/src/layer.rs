@@ -20,6 +20,7 @@ use quintet_kernels::{Backend, Collectives, Scalar};
 
 use crate::Error;
 use crate::context::{ContextGroups, ContextPlaces};
+use crate::dropout::Drawn;
 
 /// What a layer works with: the device, and the ranks that share its weights.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub struct MicroBatch<B: Backend, E: Scalar> {
     /// Share of this microbatch in the step, 1 / microbatches: the weight of what is a mean over
     /// microbatches and not over valid tokens.
     pub share: f64,
+    /// What dropout is keyed by; `None` in evaluation, where nothing is let go.
+    pub drawn: Option<Drawn<B>>,
 }
 
 impl<B: Backend, E: Scalar> MicroBatch<B, E> {

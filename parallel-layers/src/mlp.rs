@@ -22,6 +22,7 @@ use quintet_kernels::{Collectives, Gemm, Pointwise, Scalar, Tag};
 use crate::architecture::MlpKind;
 use crate::block::BlockSpec;
 use crate::linear::{ColumnParallelLinear, RowBackward, RowParallelLinear};
+use crate::recompute::Remade;
 use crate::region::{Region, apply};
 use crate::saved::{runs, runs_mut, views, views_mut, weight_bias, weight_bias_mut};
 use crate::spec::join;
@@ -45,6 +46,16 @@ pub enum MlpForward<Buf> {
     SwiGlu(SwiGluForward<Buf>),
     /// Of [`Mlp::Gelu`].
     Gelu(GeluForward<Buf>),
+}
+
+impl<Buf> MlpForward<Buf> {
+    /// Lets go what is cheap to make again; an input that was `gathered` stays.
+    pub(crate) fn let_go(&mut self, gathered: bool) {
+        match self {
+            MlpForward::SwiGlu(saved) => saved.let_go(gathered),
+            MlpForward::Gelu(saved) => saved.let_go(gathered),
+        }
+    }
 }
 
 /// What the weights' gradients need.
@@ -98,6 +109,18 @@ impl Mlp {
                 (y, MlpForward::Gelu(saved))
             }
         })
+    }
+
+    /// Makes again what was let go; `x` makes the input.
+    pub(crate) fn remake<B: Pointwise, E: Scalar>(
+        device: &B,
+        saved: &mut MlpForward<B::Buf<E>>,
+        x: impl FnOnce() -> Result<B::Buf<E>, Error>,
+    ) -> Result<(), Error> {
+        match saved {
+            MlpForward::SwiGlu(saved) => SwiGluMlp::remake::<B, E>(device, saved, x),
+            MlpForward::Gelu(saved) => GeluMlp::remake::<B, E>(device, saved, x),
+        }
     }
 
     /// dx outside from dy outside.
@@ -171,13 +194,23 @@ pub struct SwiGluMlp {
 #[derive(Debug)]
 pub struct SwiGluForward<Buf> {
     /// The input, whole.
-    x: Buf,
+    x: Remade<Buf>,
     /// Gate, before silu.
     g: Buf,
     /// Up.
     u: Buf,
     /// silu(g) * u.
-    s: Buf,
+    s: Remade<Buf>,
+}
+
+impl<Buf> SwiGluForward<Buf> {
+    /// Lets go what is cheap to make again; an input that was `gathered` stays.
+    pub(crate) fn let_go(&mut self, gathered: bool) {
+        self.s.let_go();
+        if !gathered {
+            self.x.let_go();
+        }
+    }
 }
 
 /// What the weights' gradients need.
@@ -235,11 +268,21 @@ impl SwiGluMlp {
         let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
         let g = self.gate.forward(ctx, t, wg, None, B::whole(&x))?;
         let u = self.up.forward(ctx, t, wu, None, B::whole(&x))?;
-        let mut s = ctx.device.alloc(Tag::Activation, B::len(B::whole(&g)))?;
-        ctx.device
-            .swiglu::<E>(B::whole(&g), B::whole(&u), B::whole_mut(&mut s))?;
+        let s = gated::<B, E>(ctx.device, &g, &u)?;
         let y = self.down.forward(ctx, t, wd, None, B::whole(&s))?;
+        let (x, s) = (Remade::Here(x), Remade::Here(s));
         Ok((y, SwiGluForward { x, g, u, s }))
+    }
+
+    /// Makes again what was let go; `x` makes the input.
+    pub(crate) fn remake<B: Pointwise, E: Scalar>(
+        device: &B,
+        saved: &mut SwiGluForward<B::Buf<E>>,
+        x: impl FnOnce() -> Result<B::Buf<E>, Error>,
+    ) -> Result<(), Error> {
+        let SwiGluForward { x: input, g, u, s } = saved;
+        input.remake(x)?;
+        s.remake(|| gated::<B, E>(device, g, u))
     }
 
     /// dx outside from dy outside.
@@ -257,6 +300,7 @@ impl SwiGluMlp {
         let &[wg, wu, wd] = views(NAME, params)?;
         let (t, dev) = (batch.tokens(), ctx.device);
         let SwiGluForward { x, g, u, s } = saved;
+        let (x, s) = (x.made(NAME)?, s.made(NAME)?);
         let RowBackward { dy_whole, dx: ds } = self.down.backward_input(ctx, t, wd, dy_td)?;
         let len = B::len(B::whole(&g));
         let mut dg = dev.alloc(Tag::Activation, len)?;
@@ -325,11 +369,21 @@ pub struct GeluMlp {
 #[derive(Debug)]
 pub struct GeluForward<Buf> {
     /// The input, whole.
-    x: Buf,
+    x: Remade<Buf>,
     /// Up, before gelu.
     u: Buf,
     /// gelu(u).
-    s: Buf,
+    s: Remade<Buf>,
+}
+
+impl<Buf> GeluForward<Buf> {
+    /// As [`SwiGluForward::let_go`].
+    fn let_go(&mut self, gathered: bool) {
+        self.s.let_go();
+        if !gathered {
+            self.x.let_go();
+        }
+    }
 }
 
 /// What the weights' gradients need.
@@ -393,10 +447,21 @@ impl GeluMlp {
         );
         let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
         let u = self.up.forward(ctx, t, wu, bu, B::whole(&x))?;
-        let mut s = ctx.device.alloc(Tag::Activation, B::len(B::whole(&u)))?;
-        ctx.device.gelu::<E>(B::whole(&u), B::whole_mut(&mut s))?;
+        let s = gelu::<B, E>(ctx.device, &u)?;
         let y = self.down.forward(ctx, t, wd, bd, B::whole(&s))?;
+        let (x, s) = (Remade::Here(x), Remade::Here(s));
         Ok((y, GeluForward { x, u, s }))
+    }
+
+    /// Makes again what was let go; `x` makes the input.
+    fn remake<B: Pointwise, E: Scalar>(
+        device: &B,
+        saved: &mut GeluForward<B::Buf<E>>,
+        x: impl FnOnce() -> Result<B::Buf<E>, Error>,
+    ) -> Result<(), Error> {
+        let GeluForward { x: input, u, s } = saved;
+        input.remake(x)?;
+        s.remake(|| gelu::<B, E>(device, u))
     }
 
     /// dx outside from dy outside.
@@ -415,6 +480,7 @@ impl GeluMlp {
         let ((wu, _), (wd, _)) = (weight_bias(NAME, up)?, weight_bias(NAME, down)?);
         let (t, dev) = (batch.tokens(), ctx.device);
         let GeluForward { x, u, s } = saved;
+        let (x, s) = (x.made(NAME)?, s.made(NAME)?);
         let RowBackward { dy_whole, dx: ds } = self.down.backward_input(ctx, t, wd, dy_td)?;
         let mut du = dev.alloc(Tag::Activation, B::len(B::whole(&u)))?;
         dev.gelu_backward::<E>(B::whole(&u), B::whole(&ds), B::whole_mut(&mut du))?;
@@ -456,4 +522,22 @@ impl GeluMlp {
         let (x, du) = (B::whole(&saved.x), B::whole(&saved.du));
         self.up.backward_weight::<B, C, E>(ctx, t, x, du, gu, bu)
     }
+}
+
+/// `silu(g) * u`.
+pub(crate) fn gated<B: Pointwise, E: Scalar>(
+    device: &B,
+    g: &B::Buf<E>,
+    u: &B::Buf<E>,
+) -> Result<B::Buf<E>, Error> {
+    let mut s = device.alloc(Tag::Activation, B::len(B::whole(g)))?;
+    device.swiglu::<E>(B::whole(g), B::whole(u), B::whole_mut(&mut s))?;
+    Ok(s)
+}
+
+/// `gelu(u)`.
+fn gelu<B: Pointwise, E: Scalar>(device: &B, u: &B::Buf<E>) -> Result<B::Buf<E>, Error> {
+    let mut s = device.alloc(Tag::Activation, B::len(B::whole(u)))?;
+    device.gelu::<E>(B::whole(u), B::whole_mut(&mut s))?;
+    Ok(s)
 }

@@ -41,6 +41,7 @@ pub use quintet_kernels::moe::Score;
 use quintet_kernels::moe::{Permute, Router};
 use quintet_kernels::{Collectives, Gemm, GroupedGemm, Pointwise, Scalar, Tag};
 
+use crate::recompute::Remade;
 use crate::region::{apply, apply_to};
 use crate::saved::{runs, runs_mut};
 use crate::{Ctx, Error, MicroBatch};
@@ -113,7 +114,7 @@ pub struct MoeMlp {
 #[derive(Debug)]
 pub struct MoeForward<Buf, Stat> {
     /// The tokens of this rank.
-    x: Buf,
+    x: Remade<Buf>,
     router: RouterForward<Stat>,
     dispatch: Dispatch,
     experts: ExpertsForward<Buf>,
@@ -136,6 +137,15 @@ impl<Buf, Stat> MoeForward<Buf, Stat> {
     #[must_use]
     pub fn routing(&self) -> &Routing {
         &self.router.routing
+    }
+
+    /// Lets go what is cheap to make again; what was `gathered` stays.
+    pub(crate) fn let_go(&mut self, gathered: bool) {
+        self.x.let_go();
+        self.experts.let_go();
+        if let Some(shared) = &mut self.shared {
+            shared.let_go(gathered);
+        }
     }
 }
 
@@ -211,21 +221,12 @@ impl MoeMlp {
     {
         let [router, experts, beside] = runs(NAME, params, self.counts())?;
         let (t, d, dev) = (batch.tokens(), self.hidden, ctx.device);
-        let mine = apply_to(ctx, self.enter, B::whole(&x_td), t, d)?;
         let (mut shared, mut shared_y) = (None, None);
-        let x = match (mine, &self.shared) {
-            (None, None) => x_td,
-            (Some(mine), None) => mine,
-            (mine, Some(layer)) => {
-                let mine = match mine {
-                    Some(mine) => mine,
-                    None => copy::<B, E>(dev, &x_td)?,
-                };
-                let (y, saved) = layer.forward(ctx, batch, beside, x_td)?;
-                (shared, shared_y) = (Some(saved), Some(y));
-                mine
-            }
-        };
+        let (x, all) = self.mine(ctx, batch, x_td)?;
+        if let (Some(layer), Some(x_td)) = (&self.shared, all) {
+            let (y, saved) = layer.forward(ctx, batch, beside, x_td)?;
+            (shared, shared_y) = (Some(saved), Some(y));
+        }
         let routed = self.router.forward(ctx, batch, router, B::whole(&x))?;
         let dispatch = Dispatch::new(ctx, &routed.kept_tk, self.router.experts(), d)?;
         let sent = dispatch.gather(dev, self.router.topk(), B::whole(&x))?;
@@ -250,7 +251,7 @@ impl MoeMlp {
             dev.add::<E>(B::whole_mut(&mut y), B::whole(&beside))?;
         }
         let saved = MoeForward {
-            x,
+            x: Remade::Here(x),
             router: routed,
             dispatch,
             experts: saved,
@@ -258,6 +259,52 @@ impl MoeMlp {
             shared,
         };
         Ok((y, saved))
+    }
+
+    /// The tokens of this rank, and for the shared experts all that came.
+    fn mine<B, C, E>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        batch: &MicroBatch<B, E>,
+        x_td: B::Buf<E>,
+    ) -> Result<(B::Buf<E>, Option<B::Buf<E>>), Error>
+    where
+        B: Pointwise,
+        C: Collectives<B>,
+        E: Scalar,
+    {
+        let (t, d) = (batch.tokens(), self.hidden);
+        let mine = apply_to(ctx, self.enter, B::whole(&x_td), t, d)?;
+        Ok(match (mine, &self.shared) {
+            (None, None) => (x_td, None),
+            (Some(mine), None) => (mine, None),
+            (Some(mine), Some(_)) => (mine, Some(x_td)),
+            (None, Some(_)) => (copy::<B, E>(ctx.device, &x_td)?, Some(x_td)),
+        })
+    }
+
+    /// Makes again what was let go; `x_td` makes what forward was given.
+    pub(crate) fn remake<B, C, E>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        batch: &MicroBatch<B, E>,
+        saved: &mut MoeForward<B::Buf<E>, B::Buf<E::Acc>>,
+        x_td: impl FnOnce() -> Result<B::Buf<E>, Error>,
+    ) -> Result<(), Error>
+    where
+        B: Pointwise,
+        C: Collectives<B>,
+        E: Scalar,
+    {
+        Experts::remake::<B, E>(ctx.device, &mut saved.experts)?;
+        if !saved.x.is_gone() {
+            return Ok(());
+        }
+        let (x, all) = self.mine(ctx, batch, x_td()?)?;
+        if let (Some(shared), Some(x_td)) = (&mut saved.shared, all) {
+            SharedExperts::remake::<B, E>(ctx.device, shared, x_td)?;
+        }
+        saved.x.remake(|| Ok(x))
     }
 
     /// dx outside from dy outside.
@@ -287,6 +334,7 @@ impl MoeMlp {
             rows,
             shared,
         } = saved;
+        let x = x.made(NAME)?;
         let mine = apply_to(ctx, self.leave.backward()?, B::whole(dy_td), t, d)?;
         let dy = B::whole(mine.as_ref().unwrap_or(dy_td));
         let topk = self.router.topk();

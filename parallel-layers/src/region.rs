@@ -78,6 +78,12 @@ impl Region {
         self.leave
     }
 
+    /// Whether the way in is a message: what is inside is then not made again without one.
+    #[must_use]
+    pub fn gathers<B: Backend, C: Collectives<B>>(&self, tp: &C) -> bool {
+        self.outside.is_shard() && tp.world() > 1
+    }
+
     /// Rows of `rows` that this rank holds between layers.
     #[must_use]
     pub fn local_rows<B, C: Collectives<B>>(&self, tp: &C, rows: usize) -> usize

@@ -143,6 +143,7 @@ impl Text {
                 .upload(Tag::Scratch, &vec![<E::Acc as Real>::ONE; rows.len()])
                 .unwrap(),
             share: 1.0,
+            drawn: None,
         }
     }
 }
@@ -195,6 +196,7 @@ impl<E: Scalar> Inputs<E> {
                 scale: 1.0 / (head_dim as f64).sqrt(),
                 causal: true,
                 window: None,
+                dropout: None,
             },
             q: of("q", heads),
             k: of("k", kv_heads),
@@ -224,6 +226,7 @@ impl<E: Scalar> Inputs<E> {
             q_pos: &text.pos[..],
             k_pos: &text.pos[..],
             documents: text.doc.as_deref().map(|doc| (doc, doc)),
+            at: None,
         };
         cpu.attention::<E>(s, qkv, places, &mut done.o, &mut lse)
             .unwrap();

@@ -44,6 +44,7 @@ fn backward<E: Scalar>() -> Vec<Vec<f64>> {
             labels_t: ints(vec![0; TOKENS]),
             weight_t: dev.upload(Tag::Scratch, &[acc(1.0); TOKENS]).unwrap(),
             share: 1.0,
+            drawn: None,
         };
         let specs = block.params();
         let rank = ctx.tp.rank();

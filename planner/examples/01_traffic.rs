@@ -20,6 +20,7 @@ fn main() -> Result<(), Error> {
         tied: true,
         moe: None,
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     };
     let batch = Batch {

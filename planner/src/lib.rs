@@ -7,11 +7,21 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod advice;
+pub mod closed;
+pub mod cluster;
 pub mod config;
 pub mod error;
+pub mod flops;
+pub mod links;
+pub mod literature;
 pub mod memory;
 pub mod model;
+pub mod search;
+pub mod shape;
 pub mod states;
+pub mod steps;
+pub mod time;
 pub mod traffic;
 
 pub use config::{Batch, CpComm, Invalid, Layout, ModelConfig, validate};

@@ -16,21 +16,27 @@
 //! Over cp, t are the tokens of a microbatch that are here. All-gather saves the k and v of whole
 //! sequences; a ulysses group of U saves o twice, and U k where it shares a KV head.
 //!
-//! That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
+//! Dropout stores no mask: it adds r d for a time, a gradient of what it left. That is Llama's block: GELU saves 2 t f instead of 3 t f, LayerNorm two statistics a row instead of
 //! one, and norms of queries and keys t q + t k more. A stage keeps what forward saves of as many
 //! microbatches as its schedule holds at once, and between stages r d for each message under way.
+//!
+//! Where blocks are computed again ([`Recompute`]), forward saves less of them: selective leaves out
+//! 2 t d + t f (the norms' outputs, which stay where sequence parallelism gathered them, and the
+//! product of the MLP), full all but r d. What is left out is there again from a segment's
+//! backward_input to its backward_weight, and while its forward runs.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::ops::Range;
 
+use quintet_collectives::Axis;
 use quintet_collectives::chunk::chunk_len;
-use quintet_collectives::{Axis, DeviceMesh};
-use quintet_parallel_layers::MlpKind;
 use quintet_parallel_layers::pipeline::stage::IN_FLIGHT;
 use quintet_parallel_layers::pipeline::{Action, Schedule};
+use quintet_parallel_layers::{MlpKind, Recompute};
 
+use crate::closed::ByKind;
 use crate::config::MoeConfig;
-use crate::model::{StageLayer, mesh, norm_vectors, segments, stage_layers};
+use crate::model::{StageLayer, mesh, norm_vectors, segment_layers, stage_layers};
 use crate::traffic::WireTypes;
 use crate::{Batch, CpComm, Error, Layout, ModelConfig};
 
@@ -55,23 +61,25 @@ pub fn activations(
     types: WireTypes,
 ) -> Result<Vec<Activations>, Error> {
     let mesh = mesh(layout)?;
-    let segments = segments(model, layout, &mesh, types.accumulation.bytes())?;
+    let segments = segment_layers(model, layout, &mesh, types.accumulation.bytes())?;
     let mbs = batch.microbatches() / layout.dp;
-    let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &segments)?;
+    let counts: Vec<usize> = segments.iter().map(Vec::len).collect();
+    let schedule = Schedule::new(layout.schedule, layout.pp, mbs, &counts)?;
     (0..mesh.world())
         .map(|rank| {
-            let here = Here::new(model, layout, batch, types, &mesh, rank);
             let stage = mesh.index(rank, Axis::Pp);
+            let place = (mesh.index(rank, Axis::Tp), stage);
+            let here = Here::new(model, layout, batch, types, place);
             let (mut chunks, mut passing) = (Vec::new(), 0);
             for chunk in 0..layout.chunks() {
-                let mut all = Bytes::default();
-                for layer in stage_layers(model, layout, &mesh, stage, chunk)? {
-                    let bytes = here.layer(model, &layer);
-                    all.saved += bytes.saved;
-                    all.kept += bytes.kept;
-                    passing = passing.max(bytes.passing);
-                }
-                chunks.push(all);
+                let layers = stage_layers(model, layout, &mesh, stage, chunk)?;
+                let bytes: Vec<Bytes> = layers.iter().map(|l| here.layer(model, l)).collect();
+                passing = bytes.iter().map(|l| l.passing).fold(passing, u64::max);
+                let segments = segments[layout.route().place(stage, chunk)].iter();
+                let sum = |run: &Range<usize>| {
+                    bytes[run.clone()].iter().fold(Bytes::default(), Bytes::and)
+                };
+                chunks.push(segments.map(sum).collect());
             }
             let (saved, most) = highest(&schedule.actions(stage), &chunks);
             Ok(Activations {
@@ -82,39 +90,38 @@ pub fn activations(
         .collect()
 }
 
-/// The most that is saved at once, and that together with what backward keeps. Counted as
-/// [`laws::held`](quintet_parallel_layers::pipeline::laws::held) counts: from a forward to the last
-/// gradient of the parameters.
-fn highest(actions: &[Action], chunks: &[Bytes]) -> (u64, u64) {
-    let mut last = BTreeMap::new();
-    for (at, action) in actions.iter().enumerate() {
-        if let Action::BackwardWeight { mb, chunk, .. } = *action {
-            last.insert((mb, chunk), at);
-        }
-    }
+/// The most that is saved at once, and that together with what backward keeps, by chunk and segment:
+/// saved from a forward to the gradients of the segment's parameters, kept from the gradient of its
+/// input.
+fn highest(actions: &[Action], chunks: &[Vec<Bytes>]) -> (u64, u64) {
     let (mut saved, mut kept, mut peak, mut most) = (0, 0, 0, 0);
-    for (at, action) in actions.iter().enumerate() {
+    for action in actions {
+        let mut passing = 0;
         match *action {
-            Action::Forward { chunk, .. } => saved += chunks[chunk].saved,
-            Action::BackwardInput {
-                chunk, segment: 0, ..
-            } => kept += chunks[chunk].kept,
-            Action::BackwardWeight { mb, chunk, .. } if last.get(&(mb, chunk)) == Some(&at) => {
-                saved -= chunks[chunk].saved;
-                kept -= chunks[chunk].kept;
+            Action::Forward { chunk, .. } => {
+                saved += chunks[chunk]
+                    .iter()
+                    .map(|segment| segment.saved)
+                    .sum::<u64>();
+                passing = chunks[chunk].iter().map(|s| s.again).max().unwrap_or(0);
+            }
+            Action::BackwardInput { chunk, segment, .. } => kept += chunks[chunk][segment].kept,
+            Action::BackwardWeight { chunk, segment, .. } => {
+                saved -= chunks[chunk][segment].saved;
+                kept -= chunks[chunk][segment].kept;
             }
             _ => {}
         }
-        (peak, most) = (peak.max(saved), most.max(saved + kept));
+        (peak, most) = (peak.max(saved), most.max(saved + kept + passing));
     }
     (peak, most)
 }
 
 /// Elements that forward saves of one microbatch of `tokens`, over all the ranks of a replica:
-/// exact on one rank, a lower bound on several, which hold some of it several times. Costs nothing
-/// for models of any size.
+/// exact on one rank that computes nothing again, else a lower bound: several hold some of it
+/// several times, and backward makes at least one block again. Costs nothing for models of any size.
 #[must_use]
-pub fn microbatch(model: &ModelConfig, tokens: usize) -> u128 {
+pub fn microbatch(model: &ModelConfig, tokens: usize, recompute: Recompute) -> u128 {
     let m = model;
     let sum = |parts: &[(usize, usize)]| {
         parts.iter().fold(0_u128, |sum, &(times, width)| {
@@ -127,11 +134,19 @@ pub fn microbatch(model: &ModelConfig, tokens: usize) -> u128 {
     let times = if m.moe.is_some() { 0 } else { times };
     let block = sum(&[(4, m.hidden), (times, m.ffn), (1, m.heads), (2, stats)]);
     let block = block.saturating_add(heads);
+    let (blocks, cheap) = (
+        m.layers as u128,
+        sum(&[(2, m.hidden), (times.min(1), m.ffn)]),
+    );
+    let blocks = match recompute {
+        Recompute::None => block.saturating_mul(blocks),
+        Recompute::Selective => block.saturating_sub(cheap).saturating_mul(blocks),
+        Recompute::Full => blocks
+            .saturating_mul(m.hidden as u128)
+            .saturating_add(block),
+    };
     let head = sum(&[(2, m.hidden), (1, m.vocab), (3, 1), (1, stats)]);
-    block
-        .saturating_mul(m.layers as u128)
-        .saturating_add(head)
-        .saturating_mul(tokens as u128)
+    blocks.saturating_add(head).saturating_mul(tokens as u128)
 }
 
 /// Values of the MLP's width that its forward saves.
@@ -143,13 +158,74 @@ fn mlp_widths(model: &ModelConfig) -> usize {
 }
 
 /// A layer's bytes of one microbatch.
-#[derive(Default)]
-struct Bytes {
-    saved: u64,
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bytes {
+    pub(crate) saved: u64,
     /// More than that after its backward_input.
-    kept: u64,
+    pub(crate) kept: u64,
     /// More than that for a time.
-    passing: u64,
+    pub(crate) passing: u64,
+    /// Of `saved`, what selective recomputation leaves out.
+    cheap: u64,
+    /// What forward makes, lets go and backward makes again: of a block, `saved` without it.
+    pub(crate) again: u64,
+}
+
+impl Bytes {
+    /// Both; what backward alone has for a time, and what forward does, is the larger one's.
+    fn and(self, other: &Self) -> Self {
+        Self {
+            saved: self.saved + other.saved,
+            kept: self.kept + other.kept,
+            passing: self.passing.max(other.passing),
+            cheap: self.cheap + other.cheap,
+            again: self.again.max(other.again),
+        }
+    }
+
+    /// Of a block whose input takes `input`, as it is computed again.
+    fn recomputing(mut self, mode: Recompute, input: u64) -> Self {
+        self.again = match mode {
+            Recompute::None => 0,
+            Recompute::Selective => self.cheap,
+            Recompute::Full => self.saved - input,
+        };
+        self.saved -= self.again;
+        self.kept += self.again;
+        self
+    }
+}
+
+/// What the first rank of tp, which has the most, holds of one microbatch in each kind of layer.
+pub(crate) fn by_kind(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> ByKind<Bytes> {
+    let here = Here::new(model, layout, batch, types, (0, 0));
+    let stats = here.stats(model);
+    let again = |bytes: Bytes| bytes.recomputing(layout.recompute, here.e * here.r * here.d);
+    ByKind {
+        embed: here.embedding(),
+        dense: again(here.block(model, stats)),
+        moe: match &model.moe {
+            Some(moe) => again(here.mixture(model, moe, stats)),
+            None => Bytes::default(),
+        },
+        head: here.head(model, stats),
+    }
+}
+
+/// Bytes of one message between stages, as the first rank of tp sends it.
+pub(crate) fn message(
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> u64 {
+    let here = Here::new(model, layout, batch, types, (0, 0));
+    here.e * here.r * here.d
 }
 
 /// What a rank holds of a microbatch.
@@ -160,6 +236,7 @@ struct Here {
     etp: usize,
     stage: usize,
     sequence_parallel: bool,
+    recompute: Recompute,
     /// Context parallel ranks, those that exchange heads, and those whose keys are gathered.
     cp: (u64, u64, u64),
     /// Tokens of a microbatch here, those of this rank between layers, hidden width.
@@ -177,13 +254,9 @@ impl Here {
         layout: &Layout,
         batch: &Batch,
         types: WireTypes,
-        mesh: &DeviceMesh,
-        rank: usize,
+        (tp, stage): (usize, usize),
     ) -> Self {
-        let (t, tp) = (
-            batch.micro_batch * batch.seq / layout.cp,
-            (layout.tp, mesh.index(rank, Axis::Tp)),
-        );
+        let (t, tp) = (batch.micro_batch * batch.seq / layout.cp, (layout.tp, tp));
         let r = if layout.sequence_parallel {
             chunk_len(t, tp.0, tp.1)
         } else {
@@ -192,8 +265,9 @@ impl Here {
         Self {
             tp,
             etp: layout.etp,
-            stage: mesh.index(rank, Axis::Pp),
+            stage,
             sequence_parallel: layout.sequence_parallel,
+            recompute: layout.recompute,
             cp: (
                 layout.cp as u64,
                 layout.ulysses() as u64,
@@ -217,26 +291,49 @@ impl Here {
     }
 
     fn layer(&self, model: &ModelConfig, layer: &StageLayer) -> Bytes {
-        let Self { t, r, d, e, a, .. } = *self;
-        let stats = a * r * norm_vectors(model.architecture.norm) as u64;
+        let stats = self.stats(model);
         match layer {
-            StageLayer::Embed(_) => Bytes {
-                saved: 0,
-                kept: e * t * d,
-                passing: e * t * d,
-            },
+            StageLayer::Embed(_) => self.embedding(),
             StageLayer::Block(block) => match model.moe_at(block.index()) {
                 None => self.block(model, stats),
                 Some(moe) => self.mixture(model, moe, stats),
-            },
-            StageLayer::Head(_) => {
-                let v = self.part(model.vocab);
-                Bytes {
-                    saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
-                    kept: e * r * d,
-                    passing: e * t * (v + d) + a * t,
-                }
             }
+            .recomputing(self.recompute, self.e * self.r * self.d),
+            StageLayer::Head(_) => self.head(model, stats),
+        }
+    }
+
+    /// Bytes of one norm's statistics.
+    fn stats(&self, model: &ModelConfig) -> u64 {
+        self.a * self.r * norm_vectors(model.architecture.norm) as u64
+    }
+
+    fn embedding(&self) -> Bytes {
+        let Self { t, d, e, .. } = *self;
+        Bytes {
+            kept: e * t * d,
+            passing: e * t * d,
+            ..Bytes::default()
+        }
+    }
+
+    fn head(&self, model: &ModelConfig, stats: u64) -> Bytes {
+        let Self { t, r, d, e, a, .. } = *self;
+        let v = self.part(model.vocab);
+        Bytes {
+            saved: e * (r * d + t * (d + v)) + stats + a * 3 * t,
+            kept: e * r * d,
+            passing: e * t * (v + d) + a * t,
+            ..Bytes::default()
+        }
+    }
+
+    /// What a region's input takes, where it can be made again without a message.
+    fn input(&self) -> u64 {
+        if self.sequence_parallel && self.tp.0 > 1 {
+            0
+        } else {
+            self.e * self.t * self.d
         }
     }
 
@@ -254,6 +351,8 @@ impl Here {
         let shared = ulysses * (kv_heads / ulysses).max(1) * width;
         let twice = if ulysses > 1 { q } else { 0 };
         let mlp = e * 3 * t * f;
+        // Of a gradient, what dropout leaves.
+        let dropped = if model.dropout > 0.0 { r * d } else { 0 };
         let attention = if cp == 1 {
             e * 2 * t * (q + k) + a * t * heads
         } else {
@@ -266,7 +365,9 @@ impl Here {
                 + 2 * stats
                 + a * t * heads,
             kept: e * (4 * r * d + whole),
-            passing: e * 2 * t * d + mlp.max(attention),
+            passing: e * (2 * t * d + dropped) + mlp.max(attention),
+            cheap: 2 * self.input() + e * t * f,
+            again: 0,
         };
         if model.architecture.qk_norm {
             bytes.saved += e * t * (q + k) + a * t * (heads + kv_heads);
@@ -292,17 +393,20 @@ impl Here {
         );
         // The MLP's input is this rank's tokens alone.
         bytes.saved -= e * (t - mine) * d;
+        bytes.cheap = self.input() + e * (mine * d + here * f);
         bytes.saved += a * (mine * experts + rows) + e * (rows * d + here * (d + 3 * f));
         bytes.kept += a * mine * experts + e * here * d;
         bytes.passing += e * (2 * rows * d + 2 * here * (d + f));
         if moe.shared_ffn > 0 {
             let shared = self.part(moe.shared_ffn);
             bytes.saved += e * t * (d + 3 * shared);
+            bytes.cheap += self.input() + e * t * shared;
             bytes.kept += e * t * d;
             bytes.passing += e * t * (d + 3 * shared);
         }
         if moe.shared_gate {
             bytes.saved += e * 2 * self.r * d + 2 * a * self.r;
+            bytes.cheap += e * self.r * d;
         }
         bytes
     }
@@ -336,6 +440,7 @@ mod tests {
             tied: true,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         }
     }
@@ -356,10 +461,24 @@ mod tests {
 
     #[test]
     fn one_rank_is_the_closed_form() -> Result<(), Error> {
-        let one = saved(&Layout::single())?;
-        assert_eq!(
-            one.iter().map(|b| u128::from(*b)).collect::<Vec<_>>(),
-            [4 * microbatch(&model(), 8)]
+        let of = |recompute| {
+            saved(&Layout {
+                recompute,
+                ..Layout::single()
+            })
+        };
+        let worked_out = |mode| 4 * microbatch(&model(), 8, mode);
+        for mode in [Recompute::None, Recompute::Selective] {
+            assert_eq!(
+                of(mode)?.iter().map(|b| u128::from(*b)).sum::<u128>(),
+                worked_out(mode)
+            );
+        }
+        // There is room for one block that is made again.
+        let full = u128::from(of(Recompute::Full)?[0]);
+        assert!(
+            full < worked_out(Recompute::Full)
+                && worked_out(Recompute::Full) < worked_out(Recompute::Selective)
         );
         assert_eq!(
             microbatch(
@@ -367,7 +486,8 @@ mod tests {
                     vocab: usize::MAX,
                     ..model()
                 },
-                usize::MAX
+                usize::MAX,
+                Recompute::None
             ),
             u128::MAX
         );

@@ -11,6 +11,7 @@
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use quintet_collectives::{Axis, Degrees, DeviceMesh, ParamSpec};
 use quintet_parallel_layers::pipeline::{Reduction, Schedule};
@@ -107,12 +108,14 @@ pub fn stage_layers(
         if let Positions::Learned(rows) = model.architecture.positions {
             embedding = embedding.with_positions(rows);
         }
-        layers.push(StageLayer::Embed(embedding));
+        layers.push(StageLayer::Embed(embedding.dropping(model.dropout)));
     }
     for index in layout.blocks(model.layers, place) {
         let moe = model.moe_at(index).map(MoeConfig::spec);
         let spec = BlockSpec { moe, ..spec };
-        layers.push(StageLayer::Block(Block::new(mesh, index, &spec)?));
+        let block = Block::new(mesh, index, &spec)?;
+        let block = block.dropping(model.dropout).recomputing(layout.recompute);
+        layers.push(StageLayer::Block(block));
     }
     if place + 1 == layout.places() {
         let spec = HeadSpec {
@@ -262,13 +265,25 @@ pub fn segments(
     mesh: &DeviceMesh,
     grad_bytes: usize,
 ) -> Result<Vec<usize>, Error> {
+    let layers = segment_layers(model, layout, mesh, grad_bytes)?;
+    Ok(layers.iter().map(Vec::len).collect())
+}
+
+/// Which layers of each chunk are a segment, in the order backward reaches them; chunks in the order
+/// of the model.
+pub(crate) fn segment_layers(
+    model: &ModelConfig,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    grad_bytes: usize,
+) -> Result<Vec<Vec<Range<usize>>>, Error> {
     let per_stage = mesh.world() / layout.pp.max(1);
-    let mut segments = vec![1; layout.places()];
+    let mut segments = vec![Vec::new(); layout.places()];
     for stage in 0..layout.pp {
         for chunk in 0..layout.chunks() {
             // All ranks of a stage agree on its buckets.
             let flat = flat_layout(model, layout, mesh, stage * per_stage, chunk, grad_bytes)?;
-            segments[layout.route().place(stage, chunk)] = flat.buckets().len();
+            segments[layout.route().place(stage, chunk)] = flat.segments();
         }
     }
     Ok(segments)
@@ -336,6 +351,7 @@ mod tests {
                 tied,
                 moe,
                 window: None,
+                dropout: 0.0,
                 architecture,
             };
             let (dp, tp, pp) = degrees;
@@ -377,6 +393,7 @@ mod tests {
             tied: false,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::gpt2(most),
         };
         assert_eq!(parameters(&model), u128::MAX);

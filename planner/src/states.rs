@@ -245,6 +245,7 @@ mod tests {
             norm_eps: 1e-5,
             tied: false,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
             moe: None,
         };

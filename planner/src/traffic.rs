@@ -22,6 +22,9 @@
 //! and back, forward and backward), `replica` (statistics of the router), `edp` (gradients). How
 //! many rows move is decided by the router, so [`step`] counts all but the rows, and [`rows`] the
 //! rows of a given routing.
+//!
+//! Where backward runs the forward of a block again (`--recompute full`), what that sends is sent
+//! twice; what it sends otherwise is not.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -39,7 +42,7 @@ use crate::{Batch, Error, Layout, ModelConfig};
 mod context;
 mod experts;
 
-pub use experts::{Routing, row_copy_bytes, rows};
+pub use experts::{Routing, row_copy_bytes, rows, tokens_of};
 
 /// Payload bytes by group.
 pub type Traffic = BTreeMap<String, u64>;
@@ -175,6 +178,10 @@ impl<'a> Sum<'a> {
                 self.experts(moe, tokens, (mbs, model.hidden), types)?;
             }
             let tp = self.tp();
+            let forwards = match layer {
+                StageLayer::Block(_) => self.layout.forwards(),
+                StageLayer::Embed(_) | StageLayer::Head(_) => 1,
+            };
             if self.layout.sequence_parallel {
                 // Enter: all-gather, its backward reduce-scatter. Leave: the same the other way.
                 let gathers = CollectiveShape::AllGather {
@@ -183,13 +190,14 @@ impl<'a> Sum<'a> {
                 let scatters = CollectiveShape::ReduceScatter {
                     counts: counts.clone(),
                 };
-                let times = mbs * (enters + leaves);
-                self.add("tp", tp, &gathers, types.storage, times)?;
-                self.add("tp", tp, &scatters, types.storage, times)?;
+                let (gather, scatter) = (forwards * enters + leaves, enters + forwards * leaves);
+                self.add("tp", tp, &gathers, types.storage, mbs * gather)?;
+                self.add("tp", tp, &scatters, types.storage, mbs * scatter)?;
             } else {
                 // Leave: all-reduce forward. Enter: all-reduce backward.
                 let shape = CollectiveShape::AllReduce { len };
-                self.add("tp", tp, &shape, types.storage, mbs * (enters + leaves))?;
+                let times = mbs * (enters + forwards * leaves);
+                self.add("tp", tp, &shape, types.storage, times)?;
             }
             if matches!(layer, StageLayer::Head(_)) {
                 for per_token in [1, 2] {
@@ -354,6 +362,7 @@ pub(crate) mod tests {
             tied,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         }
     }

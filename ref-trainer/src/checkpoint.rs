@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use quintet_planner::config::ModelConfig;
 use quintet_zero::checkpoint::{About, find};
 
 use crate::data::{Corpus, Part};
@@ -110,6 +111,31 @@ pub fn probe(root: &Path) -> Result<(), Failure> {
     std::fs::remove_file(&trial).map_err(|e| Failure::file("write to", root, &e))
 }
 
+/// What of a model must stay: not the rules of its training, and before the first step not what a
+/// file cannot say.
+fn computed(model: &ModelConfig, begun: bool) -> ModelConfig {
+    let mut model = model.clone();
+    if let Some(moe) = &mut model.moe {
+        (moe.aux_loss, moe.z_loss, moe.bias_update_rate) = (0.0, 0.0, 0.0);
+        moe.capacity_factor = moe.capacity_factor.filter(|_| begun);
+    }
+    model.window = model.window.filter(|_| begun);
+    model
+}
+
+/// A job's model in a few words.
+fn named(job: &Job) -> String {
+    let m = &job.model;
+    let mut words = String::from(if m.tied { "tied" } else { "untied" });
+    if let Some(tokens) = m.window {
+        words += &format!(", a window of {tokens}");
+    }
+    if let Some(moe) = &m.moe {
+        words += &format!(", {} of {} experts", moe.topk, moe.experts);
+    }
+    format!("--model {} ({words})", job.model_name)
+}
+
 /// Steps behind a checkpoint that this job goes on from; model, data, mask and seed must be the
 /// same, for else neither the parameters nor the place in the data mean anything. Where no step
 /// has been taken (a converted model) only the model must.
@@ -126,14 +152,14 @@ pub fn steps_done(job: &Job, corpus: &Corpus, root: &Path) -> Result<u64, Failur
             root.display()
         ))
     };
-    if saved.model != job.model {
-        let named = |job: &Job| {
-            let tied = if job.model.tied { "tied" } else { "untied" };
-            format!("--model {} ({tied})", job.model_name)
-        };
-        return Err(other(named(saved), named(job)));
+    let begun = origin.steps > 0;
+    if computed(&saved.model, begun) != computed(&job.model, begun) {
+        return Err(match (named(saved), named(job)) {
+            (was, is) if was == is => other(was, "a model of that name with other flags".into()),
+            (was, is) => other(was, is),
+        });
     }
-    if origin.steps == 0 {
+    if !begun {
         return Ok(0);
     }
     if saved.seed != job.seed {
@@ -142,9 +168,17 @@ pub fn steps_done(job: &Job, corpus: &Corpus, root: &Path) -> Result<u64, Failur
             format!("{}", job.seed),
         ));
     }
+    if saved.pack_documents != job.pack_documents {
+        let of = |job: &Job| format!("--pack-documents={}", job.pack_documents);
+        return Err(other(of(saved), of(job)));
+    }
     if saved.mask_fraction != job.mask_fraction {
         let of = |job: &Job| job.mask_fraction.to_string();
         return Err(other(format!("--mask-fraction {}", of(saved)), of(job)));
+    }
+    if saved.mask() != job.mask() {
+        let of = |job: &Job| job.mask().samples.to_string();
+        return Err(other(format!("--mask-samples {}", of(saved)), of(job)));
     }
     if origin.text != Fingerprint::of(corpus) {
         let of = |job: &Job| match &job.data {

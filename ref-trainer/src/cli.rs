@@ -10,14 +10,19 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use quintet_planner::config::{Batch, Layout};
+use quintet_planner::config::Batch;
 
+use crate::bench::BenchJob;
+use crate::checkpoint::job_of;
 use crate::convert::Convert;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
+use crate::plan::Plan;
 
 mod apply;
 mod args;
+mod bench;
+mod plan;
 mod refuse;
 #[cfg(test)]
 mod tests;
@@ -47,6 +52,8 @@ pub enum Command {
         /// Print one JSON object.
         json: bool,
     },
+    /// Measure collectives.
+    Bench(BenchJob),
     /// Start ranks as processes of a command.
     Launch {
         /// How many.
@@ -54,6 +61,8 @@ pub enum Command {
         /// Program and arguments.
         command: Vec<OsString>,
     },
+    /// Choose a layout.
+    Plan(Box<Plan>),
     /// Write parameters in the other kind of folder.
     Convert(Convert),
     /// Help, version or a drawing was asked for: print this on stdout and exit 0.
@@ -91,25 +100,18 @@ where
         Err(help) => return Ok(Command::Print(painted(&help, &env))),
     };
     // A launcher may itself be launched: its ranks are told their own places.
-    if !matches!(cli.subcommand, Some(Sub::Launch(_))) {
+    if !matches!(cli.subcommand, Some(Sub::Launch(_) | Sub::Bench(_))) {
         refuse::environment(&env)?;
     }
     match cli.subcommand {
-        None => apply::job(Base::train(Job::demo()), &cli.job).map(Command::Train),
-        Some(Sub::Train(args)) => {
-            let plain = Job {
-                prove: false,
-                layout: Layout::single(),
-                ..Job::demo()
-            };
-            apply::job(Base::train(plain), &args).map(Command::Train)
-        }
+        None => apply::job(Base::train(Job::demo()), &cli.job).and_then(train),
+        Some(Sub::Train(args)) => apply::job(Base::train(Job::default()), &args).and_then(train),
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
             let job = apply::job(Base::own_batch(Job::verify()), &args.job)?;
-            if job.dtype == Dtype::F32 && job.optimizer.kind == OptimizerKind::AdamW {
+            if job.dtype != Dtype::F64 && job.optimizer.kind == OptimizerKind::AdamW {
                 return Err(Failure::usage(
-                    "verify compares AdamW in f64 alone, for in f32 the rounding of a gradient near 0 decides a whole step; give --dtype f64 or --optimizer sgd",
+                    "verify compares AdamW in f64 alone, for in a narrower type the rounding of a gradient near 0 decides a whole step; give --dtype f64 or --optimizer sgd",
                 ));
             }
             Ok(Command::Verify {
@@ -118,13 +120,19 @@ where
             })
         }
         Some(Sub::Eval(args)) => eval(&args),
-        Some(Sub::Plan(_)) => Err(refuse::subcommand("plan")),
-        Some(Sub::Bench(_)) => Err(refuse::subcommand("bench")),
+        Some(Sub::Plan(args)) => Ok(Command::Plan(Box::new(args.plan()?))),
+        Some(Sub::Bench(args)) => args
+            .job(refuse::launched(&env).is_some())
+            .map(Command::Bench),
         Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
             from: args.from,
             to: args.to,
         })),
-        Some(Sub::Trace(args)) => trace::describe(&args.schedule()?).map(Command::Print),
+        Some(Sub::Trace(args)) => match &args.recorder {
+            Some(folder) => crate::flight::describe(folder),
+            None => trace::describe(&args.schedule()?),
+        }
+        .map(Command::Print),
         Some(Sub::Launch(args)) => Ok(Command::Launch {
             ranks: args.ranks.get(),
             command: args.command,
@@ -163,6 +171,11 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
     }
 }
 
+fn train(job: Job) -> Result<Command, Failure> {
+    refuse::emulated(job.device)?;
+    Ok(Command::Train(job))
+}
+
 fn eval(args: &EvalArgs) -> Result<Command, Failure> {
     let weights = match (&args.load, &args.model.model) {
         (Some(_), Some(_)) => {
@@ -178,7 +191,7 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
             ));
         }
     };
-    let defaults = Job {
+    let mut defaults = Job {
         batch: Batch {
             micro_batch: 1,
             global_batch: 8,
@@ -186,8 +199,17 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
         },
         ..Job::default()
     };
+    if let Weights::Checkpoint(root) = &weights {
+        // Its model first, so that flags say what is to be computed with it.
+        let saved = job_of(root)?.saved;
+        (defaults.model, defaults.model_name) = (saved.model, saved.model_name);
+        defaults.max_positions = saved.max_positions;
+        defaults.pack_documents = saved.pack_documents;
+        defaults.batch.seq = saved.batch.seq;
+    }
     let base = Base::own_batch(defaults);
     let job = apply::job_without_steps(base, &args.layout, &args.model, &args.batch, &args.device)?;
+    refuse::emulated(job.device)?;
     Ok(Command::Eval {
         job,
         weights,
@@ -199,7 +221,7 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
 #[command(
     name = "quintet",
     version,
-    about = "Trains a small Llama under any layout, and proves that it computes what one device computes",
+    about = "Trains a small language model under any layout, and proves that it computes what one device computes",
     long_about = None,
     after_help = EXAMPLES,
     args_conflicts_with_subcommands = true,
@@ -213,18 +235,22 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "\
-Without a subcommand the demo runs: tiny model, built-in play, dp 2 x tp 2 x pp 2, and the proof at the end.
-Where one degree of a layout is given, those that are not are 1.
+Without a subcommand the demo runs: a tiny mixture of experts on the built-in play, over dp 2 x tp 2 x pp 2 x cp 2 =
+16 ranks that share the experts as ep 4, and the proof at the end. Where one degree of a layout is given, those that
+are not are 1; where none is, ep gives way to the model.
 
   quintet                                  the demo
+  quintet --model tiny                     the same without experts
   quintet train --tp 2 --pp 2 --steps 100  another layout of the same problem
   quintet verify --tp 4 --zero-stage 1     three steps of it against one device, number by number
+  quintet plan --model llama3-70b --gpus 64  which layout, why, at what cost
   quintet --config runs/0001/config.json   that run again
 
 Exit codes: 0 fine; 2 usage or layout; 3 data or checkpoint; 4 verify found a difference; 5 a rank was lost.";
 
 const VERIFY: &str = "\
-Without --dp, --tp and --pp the layout is dp 2 x tp 2 x pp 2; where one is given, those that are not are 1.
+Where no degree is given the layout is the demo's, dp 2 x tp 2 x pp 2 x cp 2 with ep 4 (less, where the model's
+experts want it); where one is given, those that are not are 1.
 Exit 0 only where all of it holds, 4 where something differs.";
 
 #[derive(Debug, Subcommand)]
@@ -235,13 +261,13 @@ enum Sub {
     Verify(Box<VerifyArgs>),
     /// Mean loss in nats per token of a trained model over a text
     Eval(Box<EvalArgs>),
-    /// Not built yet: refused
-    Plan(Unbuilt),
-    /// Not built yet: refused
-    Bench(Unbuilt),
+    /// Which layout for a model on a cluster: memory, traffic by link, bubble, time; ranked, with reasons
+    Plan(Box<plan::PlanArgs>),
+    /// Measure collectives, in the columns of nccl-tests, or the constants that plans are chosen by
+    Bench(bench::BenchArgs),
     /// Write a Hugging Face folder as a checkpoint, or a checkpoint as a Hugging Face folder
     Convert(ConvertArgs),
-    /// Draw a pipeline schedule, with its bubble and the activations it holds
+    /// Draw a pipeline schedule, with its bubble and the activations it holds, or read what ranks recorded
     Trace(trace::TraceArgs),
     /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
     Launch(LaunchArgs),
@@ -327,6 +353,7 @@ fn command() -> clap::Command {
         })
         .mut_subcommand("eval", negative)
         .mut_subcommand("trace", negative)
+        .mut_subcommand("plan", negative)
 }
 
 /// Clap's message without its usage block, on one line.

@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use quintet_collectives::transport::local::World;
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Cpu, Scalar, bf16};
 use quintet_planner::config::{Batch, Layout};
 use quintet_zero::Full;
 use quintet_zero::checkpoint::find;
@@ -54,7 +54,11 @@ pub fn convert(job: &Convert) -> Result<String, Failure> {
             to.display()
         ));
     }
-    if find(from).is_err() {
+    if let Err(torn) = find(from) {
+        // A checkpoint that is torn says where.
+        if from.join("latest").is_file() {
+            return Err(torn.into());
+        }
         return Err(Failure::data(format!(
             "{} holds neither config.json with safetensors nor a checkpoint",
             from.display()
@@ -80,6 +84,7 @@ fn to_checkpoint(from: &Path, to: &Path) -> Result<usize, Failure> {
             micro_batch: 1,
             global_batch: model.global_batch,
         },
+        max_positions: Some(model.max_positions),
         model: model.config,
         dtype: Dtype::F32,
         ..Job::default()
@@ -101,7 +106,7 @@ fn to_hugging_face(from: &Path, to: &Path) -> Result<usize, Failure> {
     };
     let model = Model {
         seq: job.batch.seq,
-        max_positions: job.batch.seq,
+        max_positions: job.max_positions.unwrap_or(job.batch.seq),
         from_file: true,
         global_batch: job.batch.global_batch,
         config: job.model.clone(),
@@ -109,17 +114,18 @@ fn to_hugging_face(from: &Path, to: &Path) -> Result<usize, Failure> {
     let params = match job.dtype {
         Dtype::F64 => loaded::<f64>(&job, from)?,
         Dtype::F32 => loaded::<f32>(&job, from)?,
+        Dtype::Bf16 => loaded::<bf16>(&job, from)?,
     };
     weights::write(to, &model, &params)?;
     Ok(params.values().map(Vec::len).sum())
 }
 
-/// Every parameter of a checkpoint.
+/// Every parameter of a checkpoint; its master weight where it has one.
 fn loaded<E: Scalar>(job: &Job, root: &Path) -> Result<Full, Failure> {
     let mut all = World::new(1)?.go(|comm| {
         let mut rank = Rank::<_, _, E>::new(job, Cpu::new(1), comm, Begin::Init)?;
-        rank.load(root, false)?;
-        rank.full_params()
+        rank.load(root, job.dtype.has_masters())?;
+        rank.full_weights()
     })?;
     Ok(all.pop().unwrap_or_default())
 }

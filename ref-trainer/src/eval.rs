@@ -4,7 +4,7 @@ use std::fmt;
 
 use quintet_collectives::transport::local::World;
 use quintet_collectives::{Axis, DeviceMesh};
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Cpu, Scalar, bf16};
 use serde::Serialize;
 
 use crate::cli::Weights;
@@ -52,15 +52,17 @@ impl fmt::Display for Evaluation {
 /// # Errors
 /// Where text or parameters cannot be read, or a rank fails.
 pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluation, Failure> {
-    let job = weights::job_for(job, weights)?;
-    has_room(&job)?;
+    job.check()?;
+    weights::belong_to(job, weights)?;
+    has_room(job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
     let windows: Vec<Sample> = corpus
         .windows(Part::Whole, job.batch.seq, job.pack_documents)?
         .collect();
     match job.dtype {
-        Dtype::F64 => evaluate_as::<f64>(&job, weights, &windows),
-        Dtype::F32 => evaluate_as::<f32>(&job, weights, &windows),
+        Dtype::F64 => evaluate_as::<f64>(job, weights, &windows),
+        Dtype::F32 => evaluate_as::<f32>(job, weights, &windows),
+        Dtype::Bf16 => evaluate_as::<bf16>(job, weights, &windows),
     }
 }
 

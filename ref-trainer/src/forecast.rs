@@ -7,7 +7,7 @@ use quintet_planner::model::{flat_layout, mesh};
 use quintet_planner::states::fullest;
 use quintet_planner::traffic::{row_copy_bytes, total};
 
-use crate::data::{Corpus, Part, RandomMask, Samples, unigram_cross_entropy};
+use crate::data::{Corpus, Part, Samples, unigram_cross_entropy};
 use crate::failure::Failure;
 use crate::job::{DataSource, Job};
 use crate::rank::schedule;
@@ -25,21 +25,15 @@ pub fn corpus(job: &Job) -> Result<Corpus, Failure> {
     })
 }
 
-/// The job's samples, masked as it says: half of the mask falls on single tokens, half on whole
-/// samples, so that some ranks have no valid token at all.
+/// The job's samples, masked as it says ([`Job::mask`]).
 ///
 /// # Errors
 /// Where the text cannot be read, is too short, or holds a byte outside the vocabulary.
 pub fn samples(job: &Job) -> Result<Samples, Failure> {
     let corpus = corpus(job)?;
     corpus.fits_vocabulary(job.model.vocab)?;
-    let half = job.mask_fraction / 2.0;
-    let mask = RandomMask {
-        tokens: half,
-        samples: half,
-    };
     Ok(Samples::new(corpus, job.seed, job.batch.seq)?
-        .with_mask(mask)
+        .with_mask(job.mask())
         .with_documents(job.pack_documents))
 }
 
@@ -49,7 +43,7 @@ pub fn samples(job: &Job) -> Result<Samples, Failure> {
 /// Where the layout cannot be.
 pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
     let mesh = mesh(&job.layout)?;
-    let width = job.dtype.bytes();
+    let width = job.dtype.acc_bytes();
     let mut forecast = Forecast {
         data: format!(
             "{} ({})",
@@ -60,7 +54,8 @@ pub fn forecast(job: &Job, corpus: &Corpus) -> Result<Forecast, Failure> {
             human::bytes(corpus.part(Part::Whole).len() as u64)
         ),
         traffic: total(&predicted_ranks(job)?),
-        row_bytes: (job.layout.ep > 1).then(|| row_copy_bytes(&job.model, wire_types(job))),
+        row_bytes: (job.layout.ep > 1)
+            .then(|| row_copy_bytes(&job.model, &job.layout, wire_types(job))),
         ..Forecast::default()
     };
     let (train, held_out) = (corpus.part(Part::Train), corpus.part(Part::HeldOut));

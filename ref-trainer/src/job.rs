@@ -3,11 +3,13 @@
 //! The same value comes from the command line, is written to `config.json` of the run folder, and
 //! is read back by `--config`: the file reproduces the run.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use quintet_planner::config::{Batch, Layout, ModelConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::data::RandomMask;
 use crate::failure::Failure;
 use crate::model_config::Model;
 
@@ -39,8 +41,13 @@ pub struct Job {
     pub pack_documents: bool,
     /// Share of positions, drawn by seed, whose prediction does not count; 0 counts all.
     pub mask_fraction: f64,
+    /// Share of samples, drawn by seed, none of whose predictions counts; half of `mask_fraction`
+    /// falls on whole samples where absent, so that some ranks have no valid token at all.
+    pub mask_samples: Option<f64>,
     /// Type of parameters and activations.
     pub dtype: Dtype,
+    /// What computes.
+    pub device: DeviceKind,
     /// Seed of weights and data order.
     pub seed: u64,
     /// Steps in all, those done before `load` included.
@@ -61,6 +68,19 @@ pub struct Job {
     pub run_dir: Option<PathBuf>,
     /// The metrics file; `metrics.jsonl` in the run's folder where absent.
     pub metrics: Option<PathBuf>,
+    /// File for the timeline of every rank, in Chrome's trace event format.
+    pub trace: Option<PathBuf>,
+    /// Steps behind the run when the recording of its timeline begins; where absent, those of the
+    /// checkpoint it goes on from, or none.
+    pub profile_step_start: Option<u64>,
+    /// Steps behind the run when that recording ends; three later where absent.
+    pub profile_step_end: Option<u64>,
+    /// The page that shows the run; `report.html` in the run's folder where absent.
+    pub report: Option<PathBuf>,
+    /// Folder for event files that TensorBoard reads.
+    pub tensorboard_dir: Option<PathBuf>,
+    /// Where ranks record their last calls, if they do.
+    pub recorder: Option<PathBuf>,
     /// How steps are printed.
     pub log_format: LogFormat,
     /// A line every so many steps; 0 chooses about 25 lines a run.
@@ -90,6 +110,8 @@ pub enum Dtype {
     F64,
     /// 32 bits.
     F32,
+    /// 16 bits, with f32 master weights, gradients, moments and sums.
+    Bf16,
 }
 
 impl Dtype {
@@ -99,17 +121,46 @@ impl Dtype {
         match self {
             Dtype::F64 => "f64",
             Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
         }
     }
 
-    /// Bytes of an element; gradients and moments have the same.
+    /// Bytes of an element of a parameter or an activation.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F64 => 8,
             Dtype::F32 => 4,
+            Dtype::Bf16 => 2,
         }
     }
+
+    /// Bytes of an element of what sums are taken in: gradients, moments, statistics, and master
+    /// weights where there are any.
+    #[must_use]
+    pub fn acc_bytes(self) -> usize {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 | Dtype::Bf16 => 4,
+        }
+    }
+
+    /// Whether the optimizer keeps master weights: parameters are narrower than sums.
+    #[must_use]
+    pub fn has_masters(self) -> bool {
+        self.bytes() < self.acc_bytes()
+    }
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The host's cores.
+    #[default]
+    Cpu,
+    /// The CUDA kernels, run and checked on the host.
+    Emulated,
 }
 
 /// The rule that turns gradients into steps.
@@ -177,6 +228,8 @@ pub struct OptimizerOptions {
 pub enum LogFormat {
     /// Lines for a person.
     Plain,
+    /// The lines of Megatron-LM's training log.
+    Megatron,
     /// The objects of the metrics file, on stdout.
     Json,
 }
@@ -215,7 +268,9 @@ impl Default for Job {
             data: DataSource::Embedded,
             pack_documents: false,
             mask_fraction: 0.0,
+            mask_samples: None,
             dtype: Dtype::F32,
+            device: DeviceKind::Cpu,
             seed: 1,
             steps: 300,
             optimizer: OptimizerOptions::default(),
@@ -226,6 +281,12 @@ impl Default for Job {
             save_interval: 0,
             run_dir: None,
             metrics: None,
+            trace: None,
+            profile_step_start: None,
+            profile_step_end: None,
+            report: None,
+            tensorboard_dir: None,
+            recorder: None,
             log_format: LogFormat::Plain,
             log_interval: 0,
             prove: false,
@@ -235,21 +296,32 @@ impl Default for Job {
 }
 
 impl Job {
-    /// `quintet` without a word: dp 2 x tp 2 x pp 2, with the proof at the end.
+    /// `quintet` without a word: a mixture of experts cut five ways over 16 ranks, with the proof at
+    /// the end.
     #[must_use]
     pub fn demo() -> Self {
         Self {
-            layout: demo_layout(),
+            model_name: "tiny-moe".into(),
+            model: Model::tiny_moe().config,
+            layout: Layout {
+                dp: 2,
+                tp: 2,
+                pp: 2,
+                cp: 2,
+                ep: 4,
+                ..Layout::single()
+            },
             prove: true,
             ..Self::default()
         }
     }
 
-    /// `quintet verify` without a flag: three steps of SGD on a short batch in f64.
+    /// `quintet verify` without a flag: three steps of SGD on a short batch in f64, of the model and
+    /// the layout of the demo.
     #[must_use]
     pub fn verify() -> Self {
         Self {
-            layout: demo_layout(),
+            prove: false,
             batch: Batch {
                 seq: 32,
                 micro_batch: 1,
@@ -268,7 +340,7 @@ impl Job {
                 ..OptimizerOptions::default()
             },
             eval_interval: 0,
-            ..Self::default()
+            ..Self::demo()
         }
     }
 
@@ -282,12 +354,33 @@ impl Job {
             max_positions: self.max_positions,
             batch: self.batch,
             data: self.data,
+            pack_documents: self.pack_documents,
             mask_fraction: self.mask_fraction,
+            mask_samples: self.mask_samples,
             dtype: self.dtype,
             seed: self.seed,
             optimizer: self.optimizer,
             ..next
         }
+    }
+
+    /// What of its samples does not count.
+    #[must_use]
+    pub fn mask(&self) -> RandomMask {
+        let half = self.mask_fraction / 2.0;
+        let (tokens, samples) = match self.mask_samples {
+            Some(samples) => (self.mask_fraction, samples),
+            None => (half, half),
+        };
+        RandomMask { tokens, samples }
+    }
+
+    /// The steps whose timeline is recorded, of a run that has `done` steps behind it.
+    #[must_use]
+    pub fn recorded_steps(&self, done: u64) -> RangeInclusive<u64> {
+        let start = self.profile_step_start.unwrap_or(done).max(done);
+        let end = self.profile_step_end.unwrap_or(start.saturating_add(3));
+        start.saturating_add(1)..=end
     }
 
     /// Judges the whole job: bounds of every number first, then the layout.
@@ -330,14 +423,5 @@ impl Job {
         serde_json::to_string_pretty(self)
             .map(|text| text + "\n")
             .map_err(|e| Failure::data(format!("the job cannot be written as JSON: {e}")))
-    }
-}
-
-fn demo_layout() -> Layout {
-    Layout {
-        dp: 2,
-        tp: 2,
-        pp: 2,
-        ..Layout::single()
     }
 }

@@ -1,6 +1,7 @@
 //! The reference trainer: every layout computes what one device computes, and proves it.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod compare;
@@ -8,6 +9,7 @@ pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod failure;
+pub mod flight;
 pub mod forecast;
 pub mod groups;
 pub mod job;
@@ -19,6 +21,7 @@ pub mod microbatch;
 pub mod model;
 pub mod model_config;
 pub mod oracle;
+pub mod plan;
 pub mod proof;
 pub mod rank;
 pub mod record;
@@ -26,6 +29,7 @@ pub mod report;
 pub mod room;
 pub mod schedule_lr;
 pub mod seat;
+pub mod spans;
 pub mod step;
 pub mod tolerance;
 pub mod train;

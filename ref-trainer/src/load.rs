@@ -117,6 +117,7 @@ mod tests {
         (counts[0], counts[3]) = (6, 2);
         let routing = Routing {
             counts,
+            choices: Vec::new(),
             dropped: 2,
             aux: 1.5,
             z: 3.0,

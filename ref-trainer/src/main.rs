@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use quintet_ref_trainer::bench::bench;
 use quintet_ref_trainer::cli::{self, Command};
 use quintet_ref_trainer::convert::convert;
 use quintet_ref_trainer::data::Samples;
@@ -13,6 +14,7 @@ use quintet_ref_trainer::failure::{Exit, Failure, end};
 use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::launch::launch;
+use quintet_ref_trainer::plan::plan;
 use quintet_ref_trainer::train::train;
 use quintet_ref_trainer::verify::verify;
 
@@ -34,11 +36,13 @@ fn perform(command: Command) -> Result<Exit, Failure> {
             })?;
             Ok(Exit::Fine)
         }
+        Command::Bench(job) => bench(&job),
         Command::Launch { ranks, command } => {
             // Any code a rank may end with, not ours alone.
             std::process::exit(launch(ranks, &command)?)
         }
         Command::Convert(job) => cli::print(&convert(&job)?).map(|()| Exit::Fine),
+        Command::Plan(question) => cli::print(&plan(&question)?).map(|()| Exit::Fine),
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
     }
 }

@@ -1,7 +1,7 @@
 //! From samples to what layers read.
 
 use quintet_kernels::{Backend, Float, Scalar, Tag};
-use quintet_parallel_layers::{ContextPlaces, MicroBatch};
+use quintet_parallel_layers::{ContextPlaces, Drawn, MicroBatch};
 
 use crate::data::Sample;
 use crate::failure::Failure;
@@ -56,5 +56,41 @@ pub fn upload<B: Backend, E: Scalar>(
         labels_t: put(&token(1))?,
         weight_t: device.upload(Tag::Scratch, &weights)?,
         share,
+        drawn: None,
     })
+}
+
+/// What keys the dropout of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutKey {
+    /// Of the job.
+    pub seed: u64,
+    /// Of the job.
+    pub step: u64,
+    /// Number in the step of the first microbatch of this replica.
+    pub first: usize,
+}
+
+impl DropoutKey {
+    /// The keys of the replica's microbatch `mb`, of whose samples `seat` holds some tokens.
+    ///
+    /// # Errors
+    /// Where the device has no memory for it.
+    pub fn upload<B: Backend>(
+        &self,
+        device: &B,
+        mb: usize,
+        samples: &[Sample],
+        seat: &Seat,
+    ) -> Result<Drawn<B>, Failure> {
+        let places = |s: &Sample| seat.held(s.mask.len()).map(|t| t as i32);
+        let of = |s: &Sample| places(s).collect::<Vec<_>>();
+        let at: Vec<i32> = samples.iter().flat_map(of).collect();
+        Ok(Drawn {
+            seed: self.seed,
+            step: self.step,
+            sample: ((self.first + mb) * samples.len()) as u64,
+            at_t: device.upload(Tag::Scratch, &at)?,
+        })
+    }
 }

@@ -1,5 +1,5 @@
-//! Which model: a preset by name, or the `config.json` of a Llama, Qwen2 or GPT-2 in Hugging
-//! Face's keys.
+//! Which model: a preset by name, or the `config.json` of a Llama, Qwen2, GPT-2, Mixtral, Qwen3-MoE
+//! or Glm4Moe in Hugging Face's keys.
 //!
 //! A file is taken only where this trainer computes what its keys say; all else is refused by
 //! name of the key, for a model that is nearly right has no error message.
@@ -12,6 +12,8 @@ use quintet_planner::config::{ModelConfig, MoeConfig};
 use serde_json::Value;
 
 mod hugging_face;
+
+pub use hugging_face::Family;
 
 /// A model, and how it is trained where no flag says otherwise.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,6 +69,9 @@ pub enum ModelError {
         /// Which key, and what would be right.
         what: String,
     },
+    /// A model that no family's keys describe.
+    #[error("{0}")]
+    Unsaid(String),
 }
 
 impl Model {
@@ -101,6 +106,7 @@ impl Model {
                 tied: true,
                 moe: None,
                 window: None,
+                dropout: 0.0,
                 architecture: Architecture::LLAMA,
             },
             seq: 64,
@@ -167,12 +173,23 @@ impl Model {
         }
     }
 
-    /// The `config.json` of this model, as Hugging Face reads it; [`Model::from_json`] gives the
-    /// same shape back.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        let keys = hugging_face::write(self);
-        format!("{keys:#}\n")
+    /// The `config.json` of this model, as Hugging Face reads it; [`Model::from_json`] gives back a
+    /// model that computes the same. Rules of training (losses of balance, the pace of a router's
+    /// bias) are not in it.
+    ///
+    /// # Errors
+    /// [`ModelError::Unsaid`] where no family's keys say all that this model is.
+    pub fn to_json(&self) -> Result<String, ModelError> {
+        let keys = hugging_face::write(self).map_err(ModelError::Unsaid)?;
+        Ok(format!("{keys:#}\n"))
+    }
+
+    /// The family whose files this model is written as.
+    ///
+    /// # Errors
+    /// As [`Model::to_json`].
+    pub fn family(&self) -> Result<Family, ModelError> {
+        Family::of(self).map_err(ModelError::Unsaid)
     }
 }
 
@@ -191,6 +208,7 @@ fn bench_s() -> Model {
             tied: false,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         },
         seq: 256,
@@ -215,6 +233,7 @@ fn bench_m() -> Model {
             tied: false,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         },
         seq: 512,

@@ -1,6 +1,6 @@
 //! The oracle: the same decoder on one device, in f64, with plain loops and no parallel code.
 //!
-//! Everything else is judged by this file and its five neighbours, so they share nothing with the
+//! Everything else is judged by this file and its neighbours, so they share nothing with the
 //! libraries but the model's config and the random numbers, and are meant to be checked by eye.
 //!
 //! ```text
@@ -22,16 +22,19 @@ use sight::Sight;
 
 mod block;
 mod dense;
+mod dropout;
 mod init;
 mod moe;
 mod ops;
 mod optim;
+mod rounding;
 mod sight;
 #[cfg(test)]
 mod tests;
 
 pub use init::{init, init_random, param_shapes};
 pub use optim::{AdamW, Sgd, clip, grad_norm};
+pub use rounding::{Rounding, to_bf16};
 
 /// Parameters, gradients or moments, by Hugging Face name; shapes as in [`param_shapes`].
 pub type Params = BTreeMap<String, Vec<f64>>;
@@ -106,6 +109,30 @@ pub struct Routed {
     pub kept: Vec<Vec<Vec<i32>>>,
     /// The least distance between what was chosen and what was not.
     pub margin: f64,
+    /// Choices that were ties, and broken otherwise than the oracle would have ([`Ties`]).
+    pub ties: u64,
+}
+
+/// Choices of experts that a narrower type has made. Where two experts are as good as equal, which
+/// one is chosen is a matter of rounding, and all that follows depends on it: there the oracle
+/// chooses what was chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct Ties<'a> {
+    /// By microbatch and layer: the experts of each (token, choice).
+    pub choices: &'a [Vec<Vec<i32>>],
+    /// How far the score of a choice may be below that of the oracle's own.
+    pub within: f64,
+}
+
+/// How a step is computed: what happens to each value, and what is drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Way<'a> {
+    /// What happens to each value on the way.
+    pub rounding: &'a Rounding,
+    /// Choices that are ties, made as told.
+    pub ties: Option<Ties<'a>>,
+    /// Seed and step that dropout draws by, if the config has any; none outside training.
+    pub run: Option<(u64, u64)>,
 }
 
 /// Loss and gradients of a batch.
@@ -148,6 +175,40 @@ pub fn step_in(
     samples: &[Sample],
     micro_batch: usize,
 ) -> Result<StepResult, OracleError> {
+    step_of(config, params, samples, micro_batch, None)
+}
+
+/// The same in training with dropout, if the config has any: its draws are of `run`, a seed and a
+/// step.
+///
+/// # Errors
+/// As [`step`].
+pub fn step_of(
+    config: &ModelConfig,
+    params: &Params,
+    samples: &[Sample],
+    micro_batch: usize,
+    run: Option<(u64, u64)>,
+) -> Result<StepResult, OracleError> {
+    let way = Way {
+        rounding: &Rounding::none(),
+        ties: None,
+        run,
+    };
+    step_on(config, params, samples, micro_batch, way)
+}
+
+/// The same, on a way.
+///
+/// # Errors
+/// As [`step`].
+pub fn step_on(
+    config: &ModelConfig,
+    params: &Params,
+    samples: &[Sample],
+    micro_batch: usize,
+    way: Way<'_>,
+) -> Result<StepResult, OracleError> {
     check(config, params, samples)?;
     let count = samples.iter().map(Sample::valid).sum();
     let scale = if count == 0 { 0.0 } else { 1.0 / count as f64 };
@@ -158,11 +219,20 @@ pub fn step_in(
         .map(|(name, shape)| (name, vec![0.0; shape.iter().product()]))
         .collect();
     let (mut loss_sum, mut routed) = (0.0, Routed::new(config));
-    for part in parts {
-        let saved = forward(config, params, part)?;
+    for (microbatch, part) in parts.into_iter().enumerate() {
+        let told = way.ties;
+        let sight = Sight {
+            ties: told
+                .and_then(|told| Some((told.choices.get(microbatch)?.as_slice(), told.within))),
+            ..Sight::new(part, config.window, way.rounding)
+        };
+        let first = microbatch * micro_batch.max(1);
+        let sight = sight.dropping(config.dropout, way.run, first);
+        let saved = forward(config, params, part, &sight)?;
         loss_sum += saved.loss_sum;
         routed.add(&saved.routing, share);
-        backward(config, params, part, saved, (scale, share), &mut grads)?;
+        let weights = (scale, share);
+        backward(config, params, (part, &sight), saved, weights, &mut grads)?;
     }
     Ok(StepResult {
         loss_sum,
@@ -207,6 +277,7 @@ impl Routed {
             self.aux += share * routing.aux;
             self.z += share * routing.z;
             self.dropped[layer] += routing.dropped;
+            self.ties += routing.ties;
             for (sum, n) in self.counts[layer].iter_mut().zip(&routing.counts) {
                 *sum += n;
             }
@@ -231,7 +302,10 @@ pub fn forward_loss(
     check(config, params, samples)?;
     let mut sum = 0.0;
     for sample in samples {
-        sum += forward(config, params, std::slice::from_ref(sample))?.loss_sum;
+        let part = std::slice::from_ref(sample);
+        let rounding = Rounding::none();
+        let sight = Sight::new(part, config.window, &rounding);
+        sum += forward(config, params, part, &sight)?.loss_sum;
     }
     Ok((sum, samples.iter().map(Sample::valid).sum()))
 }
@@ -257,9 +331,9 @@ fn forward(
     config: &ModelConfig,
     params: &Params,
     samples: &[Sample],
+    sight: &Sight,
 ) -> Result<Forward, OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let sight = Sight::new(samples, config.window);
     let table_vd = value(params, EMBEDDING)?;
     let mut x_td: Vec<f64> = samples
         .iter()
@@ -273,15 +347,19 @@ fn forward(
             ops::add(x_d, &rows_pd[position * d..][..d]);
         }
     }
+    sight.dropout.apply(dropout::EMBEDDING, &mut x_td, d);
+    sight.rounding.stored(&mut x_td);
     let (mut blocks, mut routing) = (Vec::new(), Vec::new());
     for layer in 0..config.layers {
-        let (out_td, saved, routed) = block::forward(config, params, layer, &sight, &x_td)?;
+        let (out_td, saved, routed) = block::forward(config, params, layer, sight, &x_td)?;
         blocks.push(saved);
         routing.push(routed);
         x_td = out_td;
     }
-    let y_td = dense::norm(config, params, LAST, &x_td)?;
+    let mut y_td = dense::norm(config, params, LAST, &x_td)?;
+    sight.rounding.stored(&mut y_td);
     let mut p_tv = ops::linear(&y_td, value(params, head(config))?, d, v);
+    sight.rounding.stored(&mut p_tv);
     let mut loss_sum = 0.0;
     for (p_v, (target, valid)) in p_tv.chunks_exact_mut(v).zip(targets(samples)) {
         let logit = p_v[target];
@@ -305,13 +383,12 @@ fn forward(
 fn backward(
     config: &ModelConfig,
     params: &Params,
-    samples: &[Sample],
+    (samples, sight): (&[Sample], &Sight),
     saved: Forward,
     (scale, share): (f64, f64),
     grads: &mut Params,
 ) -> Result<(), OracleError> {
     let (d, v) = (config.hidden, config.vocab);
-    let sight = Sight::new(samples, config.window);
     // d loss / d logit = probability - (1 where it is the target)
     let mut dlogits_tv = saved.p_tv;
     for (dlogits_v, (target, valid)) in dlogits_tv.chunks_exact_mut(v).zip(targets(samples)) {
@@ -319,8 +396,9 @@ fn backward(
         let scale = if valid { scale } else { 0.0 };
         dlogits_v.iter_mut().for_each(|g| *g *= scale);
     }
+    sight.rounding.stored(&mut dlogits_tv);
     let head = head(config);
-    let dy_td = ops::linear_backward(
+    let mut dy_td = ops::linear_backward(
         &dlogits_tv,
         &saved.y_td,
         value(params, head)?,
@@ -328,11 +406,14 @@ fn backward(
         d,
         v,
     );
+    sight.rounding.stored(&mut dy_td);
     let mut dx_td = dense::norm_backward(config, params, grads, LAST, &dy_td, &saved.x_td)?;
+    sight.rounding.stored(&mut dx_td);
     for (layer, saved) in saved.blocks.iter().enumerate().rev() {
         let both = (params, &mut *grads);
-        dx_td = block::backward(config, both, layer, (&sight, share), saved, &dx_td)?;
+        dx_td = block::backward(config, both, layer, (sight, share), saved, &dx_td)?;
     }
+    sight.dropout.apply(dropout::EMBEDDING, &mut dx_td, d);
     if let Positions::Learned(_) = config.architecture.positions {
         let drows_pd = gradient(grads, POSITIONS)?;
         for (dx_d, position) in dx_td.chunks_exact(d).zip(&sight.positions) {

@@ -10,18 +10,20 @@
 use std::collections::BTreeMap;
 
 use quintet_collectives::transport::local::World;
-use quintet_kernels::{Cpu, Scalar};
+use quintet_kernels::{Cpu, Scalar, bf16};
+use quintet_planner::traffic::{self, Routing};
 
 use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
+use crate::oracle::{Rounding, Routed};
 use crate::rank::{Begin, Rank};
 use crate::record::Step;
-use crate::report::{EqualityRow, EqualityTable};
+use crate::report::{EqualityRow, EqualityTable, Losses};
 use crate::schedule_lr::learning_rate;
-use crate::tolerance::{bounds, floor};
-use crate::verify::{OracleOptimizer, predicted_step, twin_of};
+use crate::tolerance::{Each, SEEDS, bounds, floor, units};
+use crate::verify::{OracleOptimizer, predicted_rows, predicted_step, twin_of};
 
 /// One step of a run with the state it began from.
 #[derive(Debug, Clone)]
@@ -32,6 +34,8 @@ pub struct Proof {
     pub before: Tensors,
     /// Optimizer state before it, by kind.
     pub state: BTreeMap<String, Tensors>,
+    /// Bytes that all ranks sent in it, by group.
+    pub bytes: BTreeMap<String, u64>,
     /// What it came to.
     pub step: Step,
 }
@@ -47,36 +51,105 @@ pub fn prove(
     steps: u64,
     bytes: BTreeMap<String, u64>,
 ) -> Result<EqualityTable, Failure> {
-    let mut rows = Vec::new();
+    let (mut rows, mut losses) = (Vec::new(), Vec::new());
+    let mut routed = RowBytes::default();
     for proof in proofs {
-        let mut optimizer = OracleOptimizer::at(job, proof.number - 1, &proof.state);
-        let mut params = proof.before.clone();
-        let truth = optimizer.step(job, samples, proof.number, &mut params)?;
+        let (truth, went) = oracle_step(job, samples, proof, Rounding::none())?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
+        routed.add(job, proof, &truth, went)?;
         let floor = floor(job.dtype);
-        let own = distances(&twin, &truth, floor).map(|(_, _, d)| d.relative);
-        let bounds = bounds(job.dtype, own);
+        let mut scatter = Each::default();
+        let (unit, wide) = units(job.dtype);
+        for seed in 0..SEEDS {
+            let rounding = Rounding::of(unit, wide, seed);
+            let (moved, _) = oracle_step(job, samples, proof, rounding)?;
+            let [loss, grads, norm, params] =
+                distances(&moved, &truth, floor).map(|(_, _, d)| d.relative);
+            scatter = scatter.max(Each {
+                loss,
+                grads,
+                norm,
+                params,
+                aux: 0.0,
+            });
+        }
+        let bounds = bounds(job, scatter);
+        let bounds = [bounds.loss, bounds.grads, bounds.norm, bounds.params];
         let (ours, number) = (&proof.step, proof.number);
         rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
         rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
+        losses.push(Losses {
+            step: number,
+            ours: ours.loss,
+            twin: twin.loss,
+            oracle: truth.loss,
+        });
     }
-    // Rows go where the router sends them, which nobody knew before; `verify` feeds the planner the
-    // oracle's routing and compares those too.
+    // Rows go where the router sends them, which is known of the steps that were done again.
     let known = |(group, _): &(String, u64)| !(job.model.moe.is_some() && moves_rows(group));
     let predicted = predicted_step(job)?
         .into_iter()
         .map(|(group, b)| (group, b * steps));
+    let predicted = predicted.filter(|(_, b)| *b > 0).filter(known);
     Ok(EqualityTable {
         against: "one device: oracle (plain f64) and twin (these crates, one rank)".into(),
         rows,
-        bytes_predicted: predicted.filter(|(_, b)| *b > 0).filter(known).collect(),
-        bytes_counted: bytes.into_iter().filter(known).collect(),
+        losses,
+        bytes_predicted: predicted
+            .filter(|(_, b)| *b > 0)
+            .filter(known)
+            .chain(routed.predicted)
+            .collect(),
+        bytes_counted: bytes
+            .into_iter()
+            .filter(known)
+            .chain(routed.counted)
+            .collect(),
     })
 }
 
 /// Whether a group carries the rows of experts.
 fn moves_rows(group: &str) -> bool {
     ["ep", "etp"].contains(&group)
+}
+
+/// What was sent in groups that carry rows, in the steps that were done again.
+#[derive(Default)]
+struct RowBytes {
+    predicted: BTreeMap<String, u64>,
+    counted: BTreeMap<String, u64>,
+}
+
+impl RowBytes {
+    /// Adds a step: worked out from where the oracle's tokens went, and counted. A step in which
+    /// rounding has sent a token elsewhere is left out: its rows are others.
+    fn add(
+        &mut self,
+        job: &Job,
+        proof: &Proof,
+        truth: &Step,
+        routed: Routed,
+    ) -> Result<(), Failure> {
+        if job.model.moe.is_none() || proof.step.load.counts != truth.load.counts {
+            return Ok(());
+        }
+        let routing = Routing { kept: routed.kept };
+        let rows = traffic::total(&predicted_rows(job, &routing)?);
+        let step = predicted_step(job)?;
+        for (group, bytes) in step.iter().chain(&rows).filter(|(g, _)| moves_rows(g)) {
+            *self.predicted.entry(proven(group)).or_default() += bytes;
+        }
+        for (group, bytes) in proof.bytes.iter().filter(|(g, _)| moves_rows(g)) {
+            *self.counted.entry(proven(group)).or_default() += bytes;
+        }
+        self.predicted.retain(|_, bytes| *bytes > 0);
+        Ok(())
+    }
+}
+
+/// A group's bytes in the steps above alone.
+fn proven(group: &str) -> String {
+    format!("{group} (steps above)")
 }
 
 /// Loss, gradients, norm and parameters of two steps: name, our value, difference.
@@ -137,11 +210,29 @@ fn rows_against(
         .collect()
 }
 
+/// The oracle's step from the same state, and where its tokens went.
+fn oracle_step(
+    job: &Job,
+    samples: &Samples,
+    proof: &Proof,
+    rounding: Rounding,
+) -> Result<(Step, Routed), Failure> {
+    let mut params = proof.before.clone();
+    params.values_mut().for_each(|w| rounding.kept(w));
+    let mut optimizer = OracleOptimizer {
+        rounding,
+        ..OracleOptimizer::at(job, proof.number - 1, &proof.state)
+    };
+    let step = optimizer.step(job, samples, proof.number, &mut params)?;
+    Ok((step, optimizer.routed))
+}
+
 /// The twin's step from the same state.
 fn twin_step(job: &Job, samples: &Samples, proof: &Proof) -> Result<Step, Failure> {
     match job.dtype {
         Dtype::F64 => twin_step_as::<f64>(job, samples, proof),
         Dtype::F32 => twin_step_as::<f32>(job, samples, proof),
+        Dtype::Bf16 => twin_step_as::<bf16>(job, samples, proof),
     }
 }
 
@@ -169,7 +260,7 @@ fn twin_step_as<E: Scalar>(job: &Job, samples: &Samples, proof: &Proof) -> Resul
             learning_rate(proof.number, job.steps, &job.optimizer),
             done.norm,
         )?;
-        let params = rank.full_params()?;
+        let params = rank.full_weights()?;
         let (loss, count, norm, load) = (done.loss, done.count, done.norm, done.load);
         Ok::<_, Failure>(Step {
             loss,

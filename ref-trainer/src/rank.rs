@@ -6,21 +6,22 @@ use std::sync::Arc;
 
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Axis, Communicator, DeviceMesh};
-use quintet_kernels::{Collectives, Scalar};
+use quintet_kernels::{Collectives, Float, Scalar};
 use quintet_parallel_layers::init::{init_random, init_value};
 use quintet_parallel_layers::pipeline::{Action, Schedule, Stage};
 use quintet_planner::config::validate;
 use quintet_planner::model::{self, StageLayer, borrows_table, flat_layout, mesh, stage_layers};
 use quintet_zero::{
-    FlatLayout, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
+    Entry, FlatLayout, GradSync, ParamStore, Partition, Rule, ShardedOptimizer, ZeroStage,
 };
 
 use crate::failure::Failure;
-use crate::groups::{Counted, Groups, Traffic};
+use crate::groups::{Counted, Groups, Traffic, labels};
 use crate::job::{Job, OptimizerKind};
 use crate::load::Load;
 use crate::model::{Device, StageModel};
 use crate::seat::Seat;
+use crate::spans::{Open, Recorder, What};
 
 mod state;
 
@@ -73,6 +74,8 @@ pub struct Rank<'a, B: Device, C: Collectives<B> + Counted, E: Scalar> {
     pub chunks: Vec<Chunk<B, C, E>>,
     /// What routers did in the step whose update is due.
     pub(crate) load: Option<Load>,
+    /// Who records what this rank does when.
+    pub recorder: Option<Arc<Recorder>>,
 }
 
 impl<'a, B: Device, T: Transport + Send + 'static, E: Scalar> Rank<'a, B, Communicator<T>, E>
@@ -94,8 +97,12 @@ where
         validate(&job.model, layout, &job.batch)?;
         let mesh = mesh(layout)?;
         let flats = flat_layouts(job, &mesh, rank, size_of::<E::Acc>())?;
-        let (groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), layout)?;
         let grad_bytes = size_of::<E::Acc>();
+        let (mut groups, pp) = Groups::new(world, &mesh, &by_ref(&flats), layout)?;
+        for stage in mesh.group(rank, &[mesh.factor(Axis::Pp)]) {
+            let flats = flat_layouts(job, &mesh, stage, grad_bytes)?;
+            groups.count_also(labels(by_ref(&flats)));
+        }
         let schedule = schedule(job, &mesh, grad_bytes)?;
         let stage = mesh.index(rank, Axis::Pp);
         let chunks = flats.iter().enumerate().map(|(chunk, flat)| {
@@ -118,6 +125,7 @@ where
             schedule,
             chunks,
             load: None,
+            recorder: None,
         })
     }
 }
@@ -139,14 +147,14 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Chunk<B, C, E> {
         let zero = ZeroStage::from_number(job.layout.zero_stage)?;
         let partition = Partition::new(flat.clone(), zero);
         let mut params = ParamStore::zeros(device, &partition)?;
-        params.fill_with(|entry, index| {
-            E::from_f64(match begin {
-                Begin::Init => init_value(&entry.spec, job.seed, index),
-                Begin::Random => init_random(&entry.spec, job.seed, index),
-            })
-        })?;
+        let first = |entry: &Entry, index| match begin {
+            Begin::Init => init_value(&entry.spec, job.seed, index),
+            Begin::Random => init_random(&entry.spec, job.seed, index),
+        };
+        params.fill_with(|entry, index| rounded(first(entry, index)))?;
         let grads = GradSync::new(device, &partition, groups)?;
-        let optimizer = ShardedOptimizer::new(device, &partition, rule(job), &params)?;
+        let mut optimizer = ShardedOptimizer::new(device, &partition, rule(job), &params)?;
+        optimizer.fill_master(first)?;
         Ok(Self {
             model: StageModel { layers },
             segments: flat.segments(),
@@ -179,12 +187,23 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         self.groups.traffic(self.stage.group())
     }
 
+    /// Bytes sent so far, by axis and receiver.
+    #[must_use]
+    pub fn sent_to(&self) -> BTreeMap<&'static str, BTreeMap<usize, u64>> {
+        self.groups.sent_to(self.stage.group())
+    }
+
     /// Whether I hold the model's last chunk, whose head takes the loss.
     #[must_use]
     pub fn takes_the_loss(&self) -> bool {
         let route = self.schedule.route();
         let last = route.places().saturating_sub(1);
         route.home(last).map(|(stage, _)| stage) == Some(self.stage_index())
+    }
+
+    /// A span of a part of the step, where somebody records it.
+    pub(crate) fn phase(&self, name: &'static str) -> Option<Open> {
+        self.recorder.as_ref()?.open(What::Phase(name))
     }
 
     /// The gradients of all chunks.
@@ -207,6 +226,11 @@ fn flat_layouts(
         )?))
     };
     (0..job.layout.chunks()).map(flat).collect()
+}
+
+/// A parameter as it is used: its master weight, rounded.
+pub(crate) fn rounded<E: Scalar>(value: f64) -> E {
+    E::from_acc(E::Acc::from_f64(value))
 }
 
 /// References to them.

@@ -2,18 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use quintet_collectives::Communicator;
+use quintet_collectives::communicator::DEFAULT_DEADLINE;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_kernels::{Backend, Cpu, Meter, Scalar, Tag};
+use quintet_kernels::{Collectives, Cpu, Meter, Scalar, Tag, bf16};
 use quintet_planner::states::{Bytes, Memory};
+use quintet_planner::traffic::tokens_of;
 
 use crate::compare::Tensors;
 use crate::data::Samples;
 use crate::failure::Failure;
-use crate::job::{Dtype, Job};
+use crate::job::{DeviceKind, Dtype, Job};
 use crate::load::Load;
-use crate::rank::{Begin, Rank};
+use crate::model::Device;
+use crate::rank::{Begin, Rank, rounded};
 use crate::schedule_lr::learning_rate;
 
 /// One step of a layout.
@@ -27,7 +31,7 @@ pub struct Step {
     pub norm: f64,
     /// Gradients before clipping, by name.
     pub grads: Tensors,
-    /// Parameters after the update, by name.
+    /// Parameters after the update, by name; master weights where there are any.
     pub params: Tensors,
     /// What routers did.
     pub load: Load,
@@ -46,6 +50,10 @@ pub struct Held {
     pub hash: u64,
 }
 
+/// The experts that tokens chose: `[microbatch][layer][token * topk + choice]`, -1 where no rank
+/// said; nothing for a layer without experts.
+pub type Choices = Vec<Vec<Vec<i32>>>;
+
 /// What a run of a layout leaves.
 #[derive(Debug, Clone, Default)]
 pub struct Record {
@@ -53,6 +61,11 @@ pub struct Record {
     pub steps: Vec<Step>,
     /// By rank: what it held after each step.
     pub held: Vec<Vec<Held>>,
+    /// The first parameter that is used otherwise than as its master weight, rounded; empty where
+    /// there is none, or no master weight.
+    pub stale: String,
+    /// Step by step, and by microbatch and layer: the experts that each token chose.
+    pub choices: Vec<Choices>,
     /// By rank: bytes sent by group, over all steps.
     pub bytes: Vec<BTreeMap<String, u64>>,
     /// By rank: bytes allocated by category, over all steps.
@@ -68,10 +81,45 @@ pub type Recorded<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
 /// The first cause that ended the run.
 pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
     let world = World::new(job.layout.world())?;
-    match job.dtype {
-        Dtype::F64 => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
-        Dtype::F32 => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
+    match (job.device, job.dtype) {
+        (DeviceKind::Cpu, Dtype::F64) => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
+        (DeviceKind::Cpu, Dtype::F32) => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
+        (DeviceKind::Cpu, Dtype::Bf16) => {
+            record_on::<bf16>(&world, job, samples, begin, |_| Ok(()))
+        }
+        (DeviceKind::Emulated, dtype) => record_emulated(&world, job, dtype, samples, begin),
     }
+}
+
+/// On an emulated GPU a rank, whose choices follow the job's seed and the rank.
+#[cfg(feature = "emulated")]
+fn record_emulated(
+    world: &World,
+    job: &Job,
+    dtype: Dtype,
+    samples: &Samples,
+    begin: Begin,
+) -> Result<Record, Failure> {
+    use quintet_kernels::Gpu;
+    use quintet_kernels::emulated::Emulated;
+    use quintet_kernels::launch::Arch;
+    let wait = DEFAULT_DEADLINE;
+    let device = |rank: usize| {
+        let seed = job.seed.wrapping_mul(1 << 20).wrapping_add(rank as u64);
+        Ok(Gpu::new(Emulated::new(Arch(80), seed))?)
+    };
+    match dtype {
+        Dtype::F64 => record_with::<_, f64>(world, wait, job, samples, begin, device, |_| Ok(())),
+        Dtype::F32 => record_with::<_, f32>(world, wait, job, samples, begin, device, |_| Ok(())),
+        Dtype::Bf16 => record_with::<_, bf16>(world, wait, job, samples, begin, device, |_| Ok(())),
+    }
+}
+
+#[cfg(not(feature = "emulated"))]
+fn record_emulated(_: &World, _: &Job, _: Dtype, _: &Samples, _: Begin) -> Result<Record, Failure> {
+    Err(Failure::usage(
+        "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",
+    ))
 }
 
 /// [`record`] on a world made beforehand; `prepare` may change each rank before its first step.
@@ -85,17 +133,58 @@ pub fn record_on<E: Scalar>(
     begin: Begin,
     prepare: impl Fn(&mut Recorded<'_, E>) -> Result<(), Failure> + Sync,
 ) -> Result<Record, Failure> {
+    record_within(world, DEFAULT_DEADLINE, job, samples, begin, prepare)
+}
+
+/// [`record_on`] with another deadline for each wait.
+///
+/// # Errors
+/// As [`record_on`].
+pub fn record_within<E: Scalar>(
+    world: &World,
+    deadline: Duration,
+    job: &Job,
+    samples: &Samples,
+    begin: Begin,
+    prepare: impl Fn(&mut Recorded<'_, E>) -> Result<(), Failure> + Sync,
+) -> Result<Record, Failure> {
+    let device = |_| Ok(Cpu::new(job.threads_per_rank));
+    record_with::<Cpu, E>(world, deadline, job, samples, begin, device, prepare)
+}
+
+/// The same on the device that `device` makes for each rank.
+///
+/// # Errors
+/// As [`record_on`], and those of `device`.
+pub fn record_with<B: Device, E: Scalar>(
+    world: &World,
+    deadline: Duration,
+    job: &Job,
+    samples: &Samples,
+    begin: Begin,
+    device: impl Fn(usize) -> Result<B, Failure> + Sync,
+    prepare: impl Fn(&mut Rank<'_, B, Communicator<Local>, E>) -> Result<(), Failure> + Sync,
+) -> Result<Record, Failure>
+where
+    Communicator<Local>: Collectives<B>,
+{
     let ranks = world.go(|comm| {
-        let device = Cpu::new(job.threads_per_rank);
+        let comm = comm.with_deadline(deadline);
+        let device = device(comm.rank())?;
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;
-        let (mut steps, mut held) = (Vec::new(), Vec::new());
+        let (mut steps, mut held, mut stale) = (Vec::new(), Vec::new(), String::new());
+        let mut choices = Vec::new();
         rank.device.meter().reset_peak();
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
             let grads = rank.full_grads()?;
+            choices.push(done.choices);
             rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
-            let params = rank.full_params()?;
+            let params = rank.full_weights()?;
+            if job.dtype.has_masters() && stale.is_empty() {
+                stale = not_rounded::<E>(&rank.full_params()?, &params, step);
+            }
             held.extend(hashes(&rank, step)?);
             if rank.rank == 0 {
                 let (loss, count, norm) = (done.loss, done.count, done.norm);
@@ -114,10 +203,21 @@ pub fn record_on<E: Scalar>(
             .into_iter()
             .map(|(name, t)| (name.to_string(), t.bytes));
         let bytes = bytes.filter(|(_, b)| *b > 0).collect();
-        Ok::<_, Failure>((steps, held, bytes, counted(rank.device.meter())))
+        let memory = counted(rank.device.meter());
+        let tokens = tokens_of(&rank.mesh, rank.rank, &job.batch);
+        Ok::<_, Failure>((steps, held, stale, bytes, memory, (tokens, choices)))
     })?;
     let mut record = Record::default();
-    for (steps, held, bytes, memory) in ranks {
+    for (steps, held, stale, bytes, memory, (tokens, choices)) in ranks {
+        for (step, choices) in choices.into_iter().enumerate() {
+            if record.choices.len() == step {
+                record.choices.push(no_choices(job));
+            }
+            join(job, &tokens, choices, &mut record.choices[step]);
+        }
+        if record.stale.is_empty() {
+            record.stale = stale;
+        }
         record.memory.push(memory);
         record.steps.extend(steps);
         record.held.push(held);
@@ -136,10 +236,50 @@ fn counted(meter: &Meter) -> Memory {
     bytes.into()
 }
 
+fn no_choices(job: &Job) -> Choices {
+    let layer = |layer| {
+        let topk = job.model.moe_at(layer).map_or(0, |moe| moe.topk);
+        vec![-1; job.batch.micro_batch * job.batch.seq * topk]
+    };
+    vec![(0..job.model.layers).map(layer).collect(); job.batch.microbatches()]
+}
+
+/// Puts what a rank's `tokens` chose where it belongs.
+fn join(
+    job: &Job,
+    tokens: &[usize],
+    choices: BTreeMap<(usize, usize), Vec<i32>>,
+    all: &mut Choices,
+) {
+    let topk = job.model.moe.map_or(1, |moe| moe.topk);
+    for ((microbatch, layer), chosen) in choices {
+        let Some(slots) = all.get_mut(microbatch).and_then(|m| m.get_mut(layer)) else {
+            continue;
+        };
+        // A rank that has lost tokens, by a fault, has fewer choices.
+        for (token, chosen) in tokens.iter().zip(chosen.chunks(topk)) {
+            let slots = slots.iter_mut().skip(token * topk).take(topk);
+            slots.zip(chosen).for_each(|(slot, choice)| *slot = *choice);
+        }
+    }
+}
+
+/// The first parameter that is not its master weight rounded, if there is one.
+fn not_rounded<E: Scalar>(used: &Tensors, masters: &Tensors, step: u64) -> String {
+    let as_used = |master: &f64| rounded::<E>(*master).to_f64().to_bits();
+    for (name, master) in masters {
+        let used = used.get(name).into_iter().flatten().map(|x| x.to_bits());
+        if !used.eq(master.iter().map(as_used)) {
+            return format!("{name} is not its master weight rounded after step {step}");
+        }
+    }
+    String::new()
+}
+
 fn hashes<B, C, E>(rank: &Rank<'_, B, C, E>, step: u64) -> Result<Vec<Held>, Failure>
 where
-    B: crate::model::Device,
-    C: quintet_kernels::Collectives<B> + crate::groups::Counted,
+    B: Device,
+    C: Collectives<B> + crate::groups::Counted,
     E: Scalar,
 {
     let mut all = Vec::new();

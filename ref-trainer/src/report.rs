@@ -4,31 +4,40 @@
 //! Forecast ---> banner                      before the first message
 //! StepReport -> metrics.jsonl, step line    after every step
 //! EqualityTable -> table                    at the end, beside loss.svg
+//! Seen, by rank -> report.html, trace       at the end: spans, memory, bytes from rank to rank
 //! ```
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::job::Job;
+use run_dir::{partial, write_whole};
 
 mod banner;
 mod console;
 mod curve;
 mod equality;
 pub mod human;
+mod megatron;
 mod metrics;
+pub mod page;
 mod run_dir;
+mod tensorboard;
 #[cfg(test)]
 pub(crate) mod test_dir;
+pub mod timeline;
+pub mod trace;
 
 pub use console::{Console, Look};
 pub use curve::Curve;
 pub use metrics::{MetricsLog, json_line};
+pub use page::{History, Seen};
 pub use run_dir::RunDir;
+pub use tensorboard::EventFile;
 
 /// What is known before the first message.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -131,6 +140,19 @@ pub struct EqualityRow {
     pub bit_equal: bool,
 }
 
+/// The loss of a proven step, in three ways.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Losses {
+    /// The step.
+    pub step: u64,
+    /// The run's.
+    pub ours: f64,
+    /// The twin's: these crates on one rank, from the same state.
+    pub twin: f64,
+    /// The oracle's: plain f64, from the same state.
+    pub oracle: f64,
+}
+
 /// The proof at the end of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct EqualityTable {
@@ -138,6 +160,8 @@ pub struct EqualityTable {
     pub against: String,
     /// The comparisons.
     pub rows: Vec<EqualityRow>,
+    /// The losses among them.
+    pub losses: Vec<Losses>,
     /// Bytes a run was to send, by group.
     pub bytes_predicted: BTreeMap<String, u64>,
     /// Bytes it sent.
@@ -176,7 +200,11 @@ pub struct Reporter {
     metrics: MetricsLog,
     console: Console,
     curve: Curve,
-    steps: u64,
+    events: Option<EventFile>,
+    history: History,
+    forecast: Forecast,
+    job: Job,
+    done: u64,
     last: u64,
 }
 
@@ -205,15 +233,29 @@ impl Reporter {
             unigram_entropy: forecast.unigram_entropy,
             ..Curve::default()
         };
-        for (step, loss, held_out) in metrics.history() {
-            curve.add(step, loss, held_out);
+        let mut history = History::default();
+        for report in metrics.history() {
+            curve.add(report.step, report.loss, report.held_out);
+            history.add(&report);
         }
+        // What is written at the end is known to be writable at the start.
+        let named = [&job.report, &job.trace];
+        named
+            .into_iter()
+            .flatten()
+            .try_for_each(|path| probe(path))?;
+        let events = job.tensorboard_dir.as_deref();
+        let events = events.map(|dir| EventFile::create(dir, job.layout.world(), done));
         Ok(Self {
             run,
             metrics,
             console,
             curve,
-            steps: job.steps,
+            events: events.transpose()?,
+            history,
+            forecast: forecast.clone(),
+            job: job.clone(),
+            done,
             last: done,
         })
     }
@@ -225,6 +267,10 @@ impl Reporter {
     pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
         self.metrics.append(report)?;
         self.curve.add(report.step, report.loss, report.held_out);
+        self.history.add(report);
+        if let Some(events) = &mut self.events {
+            events.append(report)?;
+        }
         self.last = report.step;
         self.console.step(report)
     }
@@ -243,40 +289,122 @@ impl Reporter {
         self.run.path()
     }
 
-    /// Draws the curve, prints the table and says where everything is. To be called for a run that
-    /// was interrupted too.
+    /// Draws the curve, writes the page and the trace, prints the table and says where everything is.
+    /// `seen` is what ranks saw, in rank order; empty where the run failed. To be called for a run
+    /// that was interrupted too.
     ///
     /// # Errors
-    /// Exit 3 where the curve cannot be written, or stdout could not.
-    pub fn finish(mut self, table: Option<&EqualityTable>) -> Result<(), Failure> {
-        let drawn = self.curve.write(&self.run.file("loss.svg"))?;
+    /// Exit 3 where a file cannot be written, or stdout could not.
+    pub fn finish(mut self, table: Option<&EqualityTable>, seen: &[Seen]) -> Result<(), Failure> {
+        let mut files = vec!["config.json"];
+        let mut elsewhere: Vec<PathBuf> = Vec::new();
+        let metrics = self.metrics.path();
+        if metrics.parent() == Some(self.run.path()) {
+            files.push("metrics.jsonl");
+        } else {
+            elsewhere.push(metrics.to_path_buf());
+        }
+        if self.curve.write(&self.run.file("loss.svg"))? {
+            files.push("loss.svg");
+        }
+        let page = self.page(table, seen)?;
+        match &self.job.report {
+            Some(path) => {
+                write_named(path, &page)?;
+                elsewhere.push(path.clone());
+            }
+            None => {
+                write_whole(&self.run.file("report.html"), page.as_bytes())?;
+                files.push("report.html");
+            }
+        }
+        if let Some(path) = &self.job.trace {
+            write_named(path, &self.trace(seen)?)?;
+            elsewhere.push(path.clone());
+        }
+        elsewhere.extend(
+            self.events
+                .as_ref()
+                .map(|events| events.path().to_path_buf()),
+        );
         self.console.finish(table)?;
         if table.is_some_and(EqualityTable::holds) {
             self.console
                 .note("all ok: the run is what one device computes")?;
         }
-        if self.last < self.steps {
+        if self.last < self.job.steps {
             self.console.note(&format!(
                 "stopped after step {} of {}",
-                self.last, self.steps
+                self.last, self.job.steps
             ))?;
-        }
-        let metrics = self.metrics.path();
-        let mut files = vec!["config.json"];
-        if metrics.parent() == Some(self.run.path()) {
-            files.push("metrics.jsonl");
-        }
-        if drawn {
-            files.push("loss.svg");
         }
         let mut text = format!(
             "wrote {}/{{{}}}",
             self.run.path().display(),
             files.join(", ")
         );
-        if metrics.parent() != Some(self.run.path()) {
-            text += &format!(" and {}", metrics.display());
+        for path in elsewhere {
+            text += &format!(" and {}", path.display());
         }
         self.console.note(&text)
     }
+
+    fn page(&self, table: Option<&EqualityTable>, seen: &[Seen]) -> Result<String, Failure> {
+        let done = self.last - self.done;
+        page::page(
+            &self.job,
+            &self.forecast,
+            &self.history,
+            (seen, done),
+            table,
+        )
+    }
+
+    fn trace(&self, seen: &[Seen]) -> Result<String, Failure> {
+        let recordings: Vec<_> = seen.iter().map(|seen| seen.recording.clone()).collect();
+        let places = page::places(&self.job)?.into_iter();
+        let first = page::first_microbatches(&self.job)?;
+        let ranks: Vec<_> = places
+            .zip(first)
+            .map(|(place, first_microbatch)| trace::RankName {
+                place,
+                first_microbatch,
+            })
+            .collect();
+        let about = [
+            ("quintet", env!("CARGO_PKG_VERSION").to_string()),
+            ("model", self.job.model_name.clone()),
+            ("layout", banner::degrees(&self.job)),
+        ];
+        trace::chrome(&timeline::Timeline::new(&recordings), &ranks, &about)
+    }
+}
+
+/// Writes a file that a flag names: whole or not at all, but for a pipe or device, which stays one.
+pub(crate) fn write_named(path: &Path, text: &str) -> Result<(), Failure> {
+    if is_device(path) {
+        return std::fs::write(path, text).map_err(|e| Failure::file("write", path, &e));
+    }
+    write_whole(path, text.as_bytes())
+}
+
+fn is_device(path: &Path) -> bool {
+    path.exists() && !path.is_file() && !path.is_dir()
+}
+
+/// Makes the folder of a file that a flag names and refuses what cannot be written there.
+pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(|e| Failure::file("make", parent, &e))?;
+    }
+    let fail = |e: &io::Error| Failure::file("write", path, e);
+    if path.is_dir() {
+        return Err(fail(&io::ErrorKind::IsADirectory.into()));
+    }
+    if is_device(path) {
+        return Ok(());
+    }
+    let beside = partial(path);
+    let probed = std::fs::File::create(&beside).and_then(|_| std::fs::remove_file(&beside));
+    probed.map_err(|e| fail(&e))
 }

@@ -20,21 +20,22 @@ pub fn has_room(job: &Job) -> Result<(), Failure> {
 /// that does so) has its parameters, gradients and optimizer state, and what forward saves of one
 /// microbatch. What several ranks of a replica hold a copy of is counted once.
 fn least(job: &Job) -> u128 {
-    let (replicas, width) = (job.layout.dp as u128, job.dtype.bytes() as u128);
+    let replicas = job.layout.dp as u128;
+    let (width, acc) = (job.dtype.bytes() as u128, job.dtype.acc_bytes() as u128);
     let within = job.layout.hybrid_shard_size.unwrap_or(job.layout.dp);
     let groups = replicas / (within as u128).clamp(1, replicas);
     let from = |stage| match job.layout.zero_stage >= stage {
         true => groups,
         false => replicas,
     };
-    let moments = job.optimizer.kind.moments() as u128;
-    let copies = from(3) + from(2) + moments * from(1);
-    let state = parameters(&job.model).saturating_mul(copies);
+    let kept = job.optimizer.kind.moments() + usize::from(job.dtype.has_masters());
+    let each = width * from(3) + acc * (from(2) + kept as u128 * from(1));
+    let state = parameters(&job.model).saturating_mul(each);
     let tokens = job.batch.micro_batch.saturating_mul(job.batch.seq);
-    microbatch(&job.model, tokens)
+    microbatch(&job.model, tokens, job.layout.recompute)
         .saturating_mul(replicas)
-        .saturating_add(state)
         .saturating_mul(width)
+        .saturating_add(state)
 }
 
 fn fits(job: &Job, need: u128, have: u64) -> Result<(), Failure> {
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn the_least_is_below_what_a_forecast_counts() -> Result<(), Failure> {
         for (dp, tp, pp, zero_stage) in [(1, 1, 1, 0), (2, 2, 2, 0), (4, 1, 2, 1)] {
-            let mut job = Job::demo();
+            let mut job = Job::default();
             (job.layout.dp, job.layout.tp, job.layout.pp) = (dp, tp, pp);
             job.layout.zero_stage = zero_stage;
             let all = crate::forecast::forecast(&job, &crate::data::Corpus::built_in())?;

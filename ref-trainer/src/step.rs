@@ -11,6 +11,8 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
 
 use quintet_collectives::ReduceOp;
 use quintet_kernels::{Collectives, Float, Scalar, Tag};
@@ -25,12 +27,13 @@ use crate::failure::Failure;
 use crate::groups::{Counted, Groups};
 use crate::lending::Lending;
 use crate::load::Load;
-use crate::microbatch::upload;
+use crate::microbatch::{DropoutKey, upload};
 use crate::model::{Device, Forward, Lent, LentGrads, StageSaved};
 use crate::rank::{Chunk, Rank};
 use crate::seat::Seat;
+use crate::spans::{Open, Recorder, What};
 
-/// What the forward and backward passes of a step leave, equal on every rank.
+/// What the forward and backward passes of a step leave, equal on every rank but for times and choices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradients {
     /// Mean loss in nats per valid token of the whole batch; 0 where there is none.
@@ -43,6 +46,8 @@ pub struct Gradients {
     pub load: Load,
     /// Whether some rank was asked to stop.
     pub stop: bool,
+    /// By microbatch of the step and layer: which experts this rank's tokens chose.
+    pub choices: BTreeMap<(usize, usize), Vec<i32>>,
     /// CPU time of the passes of each of this rank's chunks, summed over the step.
     pub times: Vec<StageTime>,
 }
@@ -60,13 +65,22 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         stop: bool,
     ) -> Result<Gradients, Failure> {
         let micro = self.job.batch.micro_batch;
+        let phase = self.phase("data");
         let mine: Vec<Vec<Sample>> = self
             .microbatches()
             .map(|m| samples.microbatch(step, m as u64, micro))
             .collect();
         let valid: usize = mine.iter().flatten().map(|s| self.seat.valid(s)).sum();
+        drop(phase);
+        let phase = self.phase("token count");
         let count = self.sum(&self.groups.data, [valid as f64])?[0];
         self.chunks.iter_mut().try_for_each(|c| c.grads.zero())?;
+        drop(phase);
+        let dropout = (self.job.model.dropout > 0.0).then(|| DropoutKey {
+            seed: self.job.seed,
+            step,
+            first: self.microbatches().start,
+        });
         let mut pass = Pass {
             ctx: Ctx {
                 device: &self.device,
@@ -84,19 +98,28 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             actions: &self.actions,
             at: 0,
             training: true,
+            dropout,
             microbatches: &mine,
             weight: if count > 0.0 { 1.0 / count } else { 0.0 },
             share: 1.0 / self.job.batch.microbatches() as f64,
             load: Load::new(&self.job.model),
+            choices: BTreeMap::new(),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
+            recorder: self.recorder.as_deref().filter(|r| r.is_on()),
+            begun: None,
         };
+        let phase = open(&self.recorder, "pipeline");
         self.stage.run(&self.actions, &mut pass)?;
-        let (loss, times, load) = (pass.loss, pass.times, pass.load);
+        drop(phase);
+        let (loss, times, load, choices) = (pass.loss, pass.times, pass.load, pass.choices);
+        let phase = self.phase("gradient sums");
         for chunk in &mut self.chunks {
             chunk.grads.finish(&self.groups)?;
         }
+        drop(phase);
+        let phase = self.phase("loss and norm");
         let mut report = vec![loss, f64::from(u8::from(stop))];
         report.extend(load.numbers());
         let report = self.sum_all(&self.groups.world, &report)?;
@@ -105,6 +128,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         self.load = Some(load.clone());
         let loss = if count > 0.0 { loss / count } else { 0.0 };
         let norm = grad_norm(&self.device, &self.grads(), &self.groups)?;
+        drop(phase);
         if !loss.is_finite() {
             return Err(Failure::aborted(format!(
                 "the loss of step {step} is {loss}, though every gradient is finite"
@@ -116,6 +140,7 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             norm,
             load,
             stop: stop > 0.0,
+            choices: of_step(choices, self.microbatches().start),
             times,
         })
     }
@@ -125,6 +150,8 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     /// # Errors
     /// Where a kernel or a peer fails.
     pub fn update(&mut self, lr: f64, norm: f64) -> Result<(), Failure> {
+        self.move_bias()?;
+        let _phase = self.phase("optimizer");
         let limit = self.job.optimizer.clip_grad;
         let scale = if limit > 0.0 {
             clip_factor(norm, limit)
@@ -140,17 +167,24 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         {
             optimizer.step(params, grads, &self.groups, lr, scale)?;
         }
-        self.move_bias()
+        Ok(())
     }
 
     /// Moves the bias of the routers' choice by the counts of the step: once, and on every rank
-    /// that holds it alike, for all have the same counts.
+    /// that holds it alike, for all have the same counts. No gradient reaches it; where there are
+    /// master weights the optimizer's step carries it to where it is used.
     fn move_bias(&mut self) -> Result<(), Failure> {
         let moe = self.job.model.moe.filter(|moe| moe.selection_bias);
         let (Some(moe), Some(load)) = (moe, self.load.take()) else {
             return Ok(());
         };
-        for Chunk { model, params, .. } in &mut self.chunks {
+        for Chunk {
+            model,
+            params,
+            optimizer,
+            ..
+        } in &mut self.chunks
+        {
             for layer in &model.layers {
                 let StageLayer::Block(block) = layer else {
                     continue;
@@ -160,15 +194,10 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
                 };
                 let layout = params.layout().clone();
                 for entry in layout.entries().iter().filter(|e| e.spec.name == name) {
-                    let (mut bias, runs) = params.read(entry)?;
                     let steps: Vec<f64> = load.bias_steps(block.index()).collect();
-                    for (at, expert, len) in runs {
-                        let mine = bias[at..at + len].iter_mut();
-                        for (bias, step) in mine.zip(&steps[expert..expert + len]) {
-                            *bias = E::from_f64(bias.to_f64() + moe.bias_update_rate * step);
-                        }
-                    }
-                    params.write(entry, &bias)?;
+                    optimizer.shift(params, entry, |expert| {
+                        moe.bias_update_rate * steps.get(expert).copied().unwrap_or(0.0)
+                    })?;
                 }
             }
         }
@@ -204,13 +233,17 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
             actions: &actions,
             at: 0,
             training: false,
+            dropout: None,
             microbatches,
             weight: 1.0,
             share: 1.0,
             load: Load::default(),
+            choices: BTreeMap::new(),
             saved: BTreeMap::new(),
             loss: 0.0,
             clock: 0.0,
+            recorder: self.recorder.as_deref().filter(|r| r.is_on()),
+            begun: None,
         };
         self.stage.run(&actions, &mut pass)?;
         let loss = pass.loss;
@@ -257,15 +290,23 @@ struct Pass<'a, B: Device, C: Collectives<B>, E: Scalar> {
     at: usize,
     /// An evaluation saves nothing for backward.
     training: bool,
+    /// None where nothing is let go.
+    dropout: Option<DropoutKey>,
     microbatches: &'a [Vec<Sample>],
     weight: f64,
     share: f64,
     load: Load,
+    /// By microbatch and layer.
+    choices: BTreeMap<(usize, usize), Vec<i32>>,
     /// By microbatch and chunk.
     saved: BTreeMap<(usize, usize), StageSaved<B, C, E>>,
     loss: f64,
     clock: f64,
     times: Vec<StageTime>,
+    /// Who records, where somebody does.
+    recorder: Option<&'a Recorder>,
+    /// When the action under way began; only where that is recorded.
+    begun: Option<Instant>,
 }
 
 impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
@@ -293,7 +334,11 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     ) -> Result<Option<B::Buf<E>>, Failure> {
         let (dev, samples) = (self.ctx.device, &self.microbatches[mb]);
         let weights = (self.weight, self.share);
-        let batch = upload::<B, E>(dev, samples, weights, &self.seat)?;
+        let mut batch = upload::<B, E>(dev, samples, weights, &self.seat)?;
+        let drawn = self
+            .dropout
+            .map(|of| of.upload(dev, mb, samples, &self.seat));
+        batch.drawn = drawn.transpose()?;
         let mut done = Forward::begin(batch, input);
         for segment in (0..self.chunks[chunk].segments.len()).rev() {
             self.enter(chunk, segment, segment.checked_sub(1))?;
@@ -308,8 +353,9 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
             self.loss += self.total(&loss_t)?;
         }
         if self.training {
-            for (layer, routing) in &done.routing {
-                self.load.add(*layer, routing, self.share);
+            for (layer, routing) in done.routing {
+                self.load.add(layer, &routing, self.share);
+                self.choices.insert((mb, layer), routing.choices);
             }
             self.saved.insert((mb, chunk), done.saved);
         }
@@ -365,6 +411,14 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Work<B, E> for Pass<'_, B, C, E> {
     }
 
     fn on_action(&mut self, action: &Action, moment: Moment) {
+        if let Some(recorder) = self.recorder {
+            match (moment, self.begun.take()) {
+                (Moment::End, Some(begun)) => {
+                    recorder.keep(What::Action(*action), begun, Instant::now());
+                }
+                _ => self.begun = Some(Instant::now()),
+            }
+        }
         let now = thread_seconds();
         self.at += usize::from(moment == Moment::Begin);
         if moment == Moment::End {
@@ -435,6 +489,12 @@ impl<B: Device, C: Collectives<B>, E: Scalar> Pass<'_, B, C, E> {
     }
 }
 
+/// What is known by microbatch of this replica, by microbatch of the step.
+fn of_step<T>(mine: BTreeMap<(usize, usize), T>, first: usize) -> BTreeMap<(usize, usize), T> {
+    let of = |((mb, layer), x)| ((first + mb, layer), x);
+    mine.into_iter().map(of).collect()
+}
+
 /// The parameters of a chunk, and of whom it borrows.
 fn lent<B: Device, C: Collectives<B>, E: Scalar>(
     chunks: &[Chunk<B, C, E>],
@@ -475,6 +535,11 @@ fn table_segment<B: Device, C: Collectives<B>, E: Scalar>(
 ) -> Option<usize> {
     let borrows = segment == 0 && chunks[chunk].borrows_table;
     chunks[0].segments.len().checked_sub(1).filter(|_| borrows)
+}
+
+/// As [`Rank::phase`], where a part of the rank is lent.
+fn open(recorder: &Option<Arc<Recorder>>, name: &'static str) -> Option<Open> {
+    recorder.as_ref()?.open(What::Phase(name))
 }
 
 fn unsaved() -> Failure {

@@ -8,23 +8,23 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 use quintet_collectives::transport::local::World;
-use quintet_collectives::{Communicator, ReduceOp, transport::local::Local};
-use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag};
+use quintet_collectives::{Communicator, ReduceOp, recorder, transport::local::Local};
+use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag, bf16};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
-use crate::groups::LABELS;
 use crate::job::{Dtype, Job};
 use crate::load::Load;
 use crate::lock::Lock;
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
-use crate::report::{ExpertReport, Reporter, StepReport};
+use crate::report::{ExpertReport, Reporter, Seen, StepReport};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
+use crate::spans::{Recorder, What};
 use crate::step::Gradients;
 
 /// What a rank tells the console.
@@ -41,6 +41,8 @@ struct Left {
     bytes: BTreeMap<String, u64>,
     steps: u64,
     stopped: bool,
+    /// What each rank saw: of a rank its own, of a run all, in rank order.
+    seen: Vec<Seen>,
 }
 
 /// Trains as the job says; prints, writes the run's folder and, where the job asks for it, proves
@@ -68,6 +70,7 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         let ranks = scope.spawn(|| match job.dtype {
             Dtype::F64 => run::<f64>(job, &samples, done, stop, sender),
             Dtype::F32 => run::<f32>(job, &samples, done, stop, sender),
+            Dtype::Bf16 => run::<bf16>(job, &samples, done, stop, sender),
         });
         let mut written = Ok(());
         for item in news {
@@ -90,12 +93,12 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         Ok(left) => left,
         Err(failure) => {
             // What ended the run is what is said; that stdout is lost too is not.
-            let _ = reporter.finish(None);
+            let _ = reporter.finish(None, &[]);
             return Err(failure);
         }
     };
     if left.stopped || !job.prove {
-        reporter.finish(None)?;
+        reporter.finish(None, &left.seen)?;
         return Ok(if left.stopped {
             Exit::Aborted
         } else {
@@ -104,7 +107,7 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
     }
     let table = prove(job, &samples, &left.proofs, left.steps, left.bytes)?;
     let holds = table.holds();
-    reporter.finish(Some(&table))?;
+    reporter.finish(Some(&table), &left.seen)?;
     if holds {
         Ok(Exit::Fine)
     } else {
@@ -121,13 +124,28 @@ fn run<E: Scalar>(
     sender: Sender<News>,
 ) -> Result<Left, Failure> {
     let sender = std::sync::Mutex::new(Some(sender));
+    let epoch = Instant::now();
     let world = World::new(job.layout.world())?;
     let ranks = world.go(|comm| {
         let mut taken = None;
         if comm.rank() == 0 {
             taken = sender.lock().ok().and_then(|mut s| s.take());
         }
-        run_rank::<E>(job, samples, done, stop, comm, taken)
+        let comm = match &job.recorder {
+            None => comm,
+            Some(folder) => {
+                let flight = recorder::Recorder::in_folder(folder, comm.rank(), recorder::SLOTS)?;
+                comm.with_recorder(&Arc::new(flight))
+            }
+        };
+        run_rank::<E>(
+            job,
+            samples,
+            done,
+            stop,
+            (comm, Recorder::new(epoch)),
+            taken,
+        )
     })?;
     let mut all = Left::default();
     for left in ranks {
@@ -136,6 +154,7 @@ fn run<E: Scalar>(
             *all.bytes.entry(group).or_default() += bytes;
         }
         (all.steps, all.stopped) = (left.steps, left.stopped);
+        all.seen.extend(left.seen);
     }
     Ok(all)
 }
@@ -147,37 +166,51 @@ fn run_rank<E: Scalar>(
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
-    comm: Communicator<Local>,
+    (comm, recorder): (Communicator<Local>, Arc<Recorder>),
     news: Option<Sender<News>>,
 ) -> Result<Left, Failure> {
+    let comm = comm.with_observer(recorder.clone());
     let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
     if let Some(root) = &job.load {
         rank.load(root, true)?;
     }
+    rank.recorder = Some(recorder.clone());
+    let mut seen = Seen::default();
+    let recorded = job.recorded_steps(done);
     let say = |item| news.as_ref().map(|sender| sender.send(item));
     let mut left = Left::default();
     for step in done + 1..=job.steps {
         let start = Instant::now();
-        let before = rank.traffic();
+        let (before, sent_before) = (rank.traffic(), rank.sent_to());
+        recorder.set(recorded.contains(&step));
+        let whole = recorder.open(What::Step(step));
         rank.device.meter().reset_peak();
         let mut proof = None;
         if job.prove && proof_steps(done, job.steps).contains(&step) {
+            let _phase = rank.phase("state, for the proof");
             proof = Some(begin_proof(&rank, step)?);
         }
         let lr = learning_rate(step, job.steps, &job.optimizer);
         let done = rank.accumulate(samples, step, stop.load(Ordering::Relaxed))?;
         if let Some(proof) = &mut proof {
+            let _phase = rank.phase("gradients, for the proof");
             proof.step.grads = rank.full_grads()?;
         }
         rank.update(lr, done.norm)?;
+        drop(whole);
+        recorder.set(false);
         let seconds = start.elapsed().as_secs_f64();
+        // What the proof gathers is none of the step's; a run of proven steps alone shows it.
+        let bare = proof.is_none() || step == job.steps && seen.memory == [0; 6];
+        see(&mut seen, &rank, bare, sent_before);
         let mut report = measure(&mut rank, &done, &before, seconds, &mut left.bytes)?;
         (report.step, report.lr) = (step, lr);
         if let Some(mut proof) = proof {
             (proof.step.loss, proof.step.count, proof.step.norm) =
                 (done.loss, done.count, done.norm);
             proof.step.load = done.load.clone();
-            proof.step.params = rank.full_params()?;
+            proof.step.params = rank.full_weights()?;
+            proof.bytes.clone_from(&report.bytes);
             if rank.rank == 0 {
                 left.proofs.push(proof);
             }
@@ -200,7 +233,29 @@ fn run_rank<E: Scalar>(
             break;
         }
     }
+    seen.recording = recorder.take();
+    left.seen.push(seen);
     Ok(left)
+}
+
+/// Adds a step to what a rank saw: what it held at most (where `memory` is the step's own), and what
+/// it sent to whom.
+fn see<E: Scalar>(
+    seen: &mut Seen,
+    rank: &LocalRank<'_, E>,
+    memory: bool,
+    before: BTreeMap<&'static str, BTreeMap<usize, u64>>,
+) {
+    for (most, tag) in seen.memory.iter_mut().zip(Tag::ALL).filter(|_| memory) {
+        *most = (*most).max(rank.device.meter().peak(tag) as u64);
+    }
+    for (group, receivers) in rank.sent_to() {
+        let sum = seen.sent.entry(group).or_default();
+        for (to, bytes) in receivers {
+            let earlier = before.get(group).and_then(|sent| sent.get(&to));
+            *sum.entry(to).or_default() += bytes - earlier.copied().unwrap_or(0);
+        }
+    }
 }
 
 /// The first, a middle and the last step of a run.
@@ -216,8 +271,9 @@ fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
 fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof, Failure> {
     Ok(Proof {
         number,
-        before: rank.full_params()?,
+        before: rank.full_weights()?,
         state: rank.full_state()?,
+        bytes: BTreeMap::new(),
         step: crate::record::Step::default(),
     })
 }
@@ -241,10 +297,10 @@ fn measure<E: Scalar>(
             times.backward_weight,
         ]);
     }
+    // Under the same labels on every rank.
     let after = rank.traffic();
-    for axis in LABELS {
-        let (a, b) = (after.get(axis).copied(), before.get(axis).copied());
-        let (a, b) = (a.unwrap_or_default(), b.unwrap_or_default());
+    for (axis, a) in &after {
+        let b = before.get(axis).copied().unwrap_or_default();
         let sent = a.bytes - b.bytes;
         sums.extend([sent as f64, (a.blocked - b.blocked).as_secs_f64()]);
         if sent > 0 {
@@ -258,8 +314,8 @@ fn measure<E: Scalar>(
     reduce(rank, &mut sums, ReduceOp::Sum)?;
     reduce(rank, &mut peaks, ReduceOp::Max)?;
     let (times, groups) = sums.split_at(3 * places);
-    let by_axis = LABELS
-        .into_iter()
+    let by_axis = after
+        .keys()
         .zip(groups.chunks(2))
         .filter(|(_, g)| g[0] > 0.0);
     let mut report = StepReport {

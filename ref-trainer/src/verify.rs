@@ -23,12 +23,12 @@ use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
 use crate::load::Load;
-use crate::oracle::{self, AdamW, Params, Sgd};
+use crate::oracle::{self, AdamW, Params, Rounding, Sgd, Ties, Way};
 use crate::rank::{Begin, rule};
-use crate::record::{Record, Step, record};
+use crate::record::{Choices, Record, Step, record};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
-use crate::tolerance::{bound, floor};
+use crate::tolerance::{Each, SEEDS, bounds, floor, tie, units};
 
 /// What a proof found; `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -49,13 +49,18 @@ pub struct Verdict {
     pub grad_norm_rel: f64,
     /// Worst relative difference of the losses of balance (0 without experts).
     pub aux_rel: f64,
+    /// Choices of experts in which two were as good as equal, and which the oracle took over.
+    pub ties: u64,
     /// Whether every expert was chosen, and every choice dropped, as often as by the oracle.
     pub routed_equal: bool,
-    /// The bound that all of these must stay below.
+    /// The largest of `bounds`.
     pub bound: f64,
+    /// What each of these must not exceed: what is promised in f64, else derived from how far
+    /// roundings take the oracle (see [`crate::tolerance`]).
+    pub bounds: Each,
     /// Which quantities have the twin's bits.
     pub bit_equal: BitEqual,
-    /// The first copies that differ; empty where none do.
+    /// The first copies that differ (a parameter from its master weight, too); empty where none do.
     pub copies_differ: String,
     /// Bytes sent by group, worked out before the first message.
     pub bytes_predicted: BTreeMap<String, u64>,
@@ -96,30 +101,33 @@ impl fmt::Display for Verdict {
         let said = |ok: bool| if ok { "ok" } else { "DIFFERS" };
         writeln!(
             f,
-            "{} steps against the oracle (plain f64, one device), bound {:.0e}",
-            self.steps, self.bound
+            "{} steps against the oracle (plain f64, one device)",
+            self.steps
         )?;
         let worst = format!("gradients (worst: {})", self.worst);
-        for (what, value, bits) in [
-            ("loss", self.loss_rel, self.bit_equal.loss),
-            (worst.as_str(), self.grad_rel_max, self.bit_equal.grads),
+        let (bits, bounds) = (self.bit_equal, self.bounds);
+        for (what, value, bound, bits) in [
+            ("loss", self.loss_rel, bounds.loss, bits.loss),
+            (&worst, self.grad_rel_max, bounds.grads, bits.grads),
             (
                 "gradient norm",
                 self.grad_norm_rel,
-                self.bit_equal.grad_norm,
+                bounds.norm,
+                bits.grad_norm,
             ),
-            ("parameters", self.param_rel_max, self.bit_equal.params),
+            ("parameters", self.param_rel_max, bounds.params, bits.params),
+            ("losses of balance", self.aux_rel, bounds.aux, false),
         ] {
+            if what == "losses of balance" && value == 0.0 {
+                continue;
+            }
             let twin = if bits { ", the twin's bits" } else { "" };
-            writeln!(
-                f,
-                "  {what:<58} {value:>9.1e}  {}{twin}",
-                said(value < self.bound)
-            )?;
+            let said = said(value <= bound);
+            writeln!(f, "  {what:<50} {value:>9.1e} of {bound:.1e}  {said}{twin}")?;
         }
-        if self.aux_rel > 0.0 {
-            let (aux, said) = (self.aux_rel, said(self.aux_rel < self.bound));
-            writeln!(f, "  {:<58} {aux:>9.1e}  {said}", "losses of balance")?;
+        if self.ties > 0 {
+            let what = "choices of experts that rounding decided";
+            writeln!(f, "  {what:<50} {:>9}", self.ties)?;
         }
         if !self.routed_equal {
             writeln!(
@@ -204,9 +212,10 @@ pub struct Evidence {
     pub predicted: BTreeMap<String, u64>,
     /// By rank: bytes held by category, worked out before anything was allocated.
     pub memory: Vec<Memory>,
-    /// The least distance, in the oracle's steps, between the score of an expert that was chosen
-    /// and of one that was not; infinite where there is no choice.
-    pub margin: f64,
+    /// How far roundings took the oracle; nothing in f64, where the bound is a promise.
+    pub scatter: Each,
+    /// Choices of experts that the oracle made as the layout did because they were ties.
+    pub ties: u64,
 }
 
 /// Proves a job: runs its steps from random parameters under its layout, on the oracle and on the
@@ -224,8 +233,18 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
 /// # Errors
 /// As [`verify`].
 pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
-    // Where tokens go is the oracle's word, and stands before the first message of the layout.
-    let (truth, routing, margin) = oracle_steps(job, samples)?;
+    // Where tokens go is the oracle's word, and in f64 stands before the first message of the layout;
+    // in a narrower type the oracle has ties broken as the layout breaks them.
+    let (mut ours, ties) = (None, job.model.moe.is_some() && job.dtype != Dtype::F64);
+    if ties {
+        ours = Some(record(job, samples, Begin::Random)?);
+    }
+    let told = ours.as_ref().map_or(&[][..], |ours| &ours.choices);
+    let (truth, routing, ties) = oracle_steps(job, samples, told)?;
+    let scatter = match job.dtype {
+        Dtype::F64 => Each::default(),
+        Dtype::F32 | Dtype::Bf16 => scatter(job, samples, &truth, told)?,
+    };
     let mut predicted = predicted_step(job)?;
     predicted.values_mut().for_each(|bytes| *bytes *= job.steps);
     for routing in &routing {
@@ -237,10 +256,14 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
     Ok(Evidence {
         predicted,
         memory: predicted_memory(job)?,
-        ours: record(job, samples, Begin::Random)?,
+        ours: match ours {
+            Some(ours) => ours,
+            None => record(job, samples, Begin::Random)?,
+        },
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
+        scatter,
         truth,
-        margin,
+        ties,
     })
 }
 
@@ -286,13 +309,14 @@ pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
 /// What the job's types are on the wire.
 #[must_use]
 pub fn wire_types(job: &Job) -> WireTypes {
-    let dtype = match job.dtype {
-        Dtype::F64 => DType::F64,
-        Dtype::F32 => DType::F32,
+    let (storage, accumulation) = match job.dtype {
+        Dtype::F64 => (DType::F64, DType::F64),
+        Dtype::F32 => (DType::F32, DType::F32),
+        Dtype::Bf16 => (DType::Bf16, DType::F32),
     };
     WireTypes {
-        storage: dtype,
-        accumulation: dtype,
+        storage,
+        accumulation,
     }
 }
 
@@ -315,20 +339,115 @@ pub fn twin_of(job: &Job) -> Job {
     }
 }
 
-/// The oracle's steps, where its tokens went in each, and how narrowly.
-fn oracle_steps(job: &Job, samples: &Samples) -> Result<(Vec<Step>, Vec<Routing>, f64), Failure> {
-    let mut params = oracle::init_random(&job.model, job.seed);
+/// The oracle's steps, where its tokens went in each, and how many choices it made as told because
+/// they were ties; `told` are the choices of a layout in each step.
+fn oracle_steps(
+    job: &Job,
+    samples: &Samples,
+    told: &[Choices],
+) -> Result<(Vec<Step>, Vec<Routing>, u64), Failure> {
+    let mut params = first_params(job);
     let mut optimizer = OracleOptimizer::new(job);
-    let (mut steps, mut routing, mut margin) = (Vec::new(), Vec::new(), f64::INFINITY);
+    let (mut steps, mut routing, mut ties) = (Vec::new(), Vec::new(), 0);
     for step in 1..=job.steps {
+        optimizer.told = told.get(step as usize - 1).cloned();
         steps.push(optimizer.step(job, samples, step, &mut params)?);
         let kept = std::mem::take(&mut optimizer.routed.kept);
         routing.push(Routing { kept });
-        if job.model.moe.is_some() {
-            margin = margin.min(optimizer.routed.margin);
+        ties += optimizer.routed.ties;
+    }
+    Ok((steps, routing, ties))
+}
+
+/// The oracle's parameters before the first step. Where masters are kept they begin alike to the
+/// bit, for what is used is their rounding.
+fn first_params(job: &Job) -> Params {
+    let mut params = oracle::init_random(&job.model, job.seed);
+    if job.dtype.has_masters() {
+        let masters = params.values_mut().flatten();
+        masters.for_each(|w| *w = f64::from(*w as f32));
+    }
+    params
+}
+
+/// How far the oracle's steps move where each value on the way, and each parameter, is rounded once
+/// as in the job's type: the largest distances over a few draws of the roundings. `told` are the
+/// choices of a layout in each step.
+///
+/// # Errors
+/// Where the oracle refuses the model or the data.
+pub fn scatter(
+    job: &Job,
+    samples: &Samples,
+    truth: &[Step],
+    told: &[Choices],
+) -> Result<Each, Failure> {
+    let mut most = Each::default();
+    for seed in 0..SEEDS {
+        let (unit, wide) = units(job.dtype);
+        let mut optimizer = OracleOptimizer {
+            rounding: Rounding::of(unit, wide, seed),
+            ..OracleOptimizer::new(job)
+        };
+        let mut params = first_params(job);
+        let begin = params.values_mut();
+        begin.for_each(|w| optimizer.rounding.kept(w));
+        let step = |step| {
+            optimizer.told = told.get(step as usize - 1).cloned();
+            optimizer.step(job, samples, step, &mut params)
+        };
+        let steps: Vec<Step> = (1..=job.steps).map(step).collect::<Result<_, _>>()?;
+        // A norm moves by no more than the gradients together; by how much less is a matter of luck.
+        let norm = steps.iter().zip(truth).map(|(x, r)| {
+            let least = floor(job.dtype) * balance(job);
+            apart(&x.grads, &r.grads) / if r.norm < least { least } else { r.norm }
+        });
+        let moved = distances(job, &steps, truth).0;
+        most = most.max(Each {
+            norm: norm.filter(|x| !x.is_nan()).fold(0.0, f64::max),
+            ..moved
+        });
+    }
+    Ok(most)
+}
+
+/// The largest relative distances of steps from the oracle's, and the gradient that is furthest off.
+#[must_use]
+pub fn distances(job: &Job, steps: &[Step], truth: &[Step]) -> (Each, Difference) {
+    let (mut most, mut worst) = (Each::default(), Difference::default());
+    let floor = floor(job.dtype);
+    let balance = balance(job);
+    for (x, r) in steps.iter().zip(truth) {
+        // A loss is a difference of logits; that of what is known by heart is all rounding.
+        let least = if r.count > 0.0 { floor } else { 0.0 };
+        let grads = compare_sized(&x.grads, &r.grads, floor, balance);
+        let aux = relative_scalar(x.load.aux, r.load.aux);
+        most = most.max(Each {
+            loss: relative_scalar_above(x.loss, r.loss, least),
+            grads: grads.relative,
+            norm: relative_scalar_above(x.norm, r.norm, floor * balance),
+            params: compare(&x.params, &r.params).relative,
+            aux: aux.max(relative_scalar(x.load.z, r.load.z)),
+        });
+        if grads.relative >= worst.relative {
+            worst = grads;
         }
     }
-    Ok((steps, routing, margin))
+    (most, worst)
+}
+
+/// Where no token counts and routing is even, gradients are what is left of this.
+fn balance(job: &Job) -> f64 {
+    job.model.moe.map_or(0.0, |moe| moe.aux_loss)
+}
+
+/// Root of the squares of all differences.
+fn apart(x: &Tensors, r: &Tensors) -> f64 {
+    let squares = x.iter().filter_map(|(name, x)| {
+        let pairs = x.iter().zip(r.get(name)?);
+        Some(pairs.map(|(x, r)| (x - r) * (x - r)).sum::<f64>())
+    });
+    squares.sum::<f64>().sqrt()
 }
 
 /// The oracle's optimizer, as the job asks for it.
@@ -337,6 +456,10 @@ pub struct OracleOptimizer {
     pub rule: OracleRule,
     /// What routers did in the last step.
     pub routed: oracle::Routed,
+    /// What happens to values on the way.
+    pub rounding: Rounding,
+    /// Choices of experts that the next step makes where they are ties.
+    pub told: Option<Choices>,
 }
 
 /// The oracle's rules.
@@ -367,6 +490,8 @@ impl OracleOptimizer {
         Self {
             rule,
             routed: oracle::Routed::default(),
+            rounding: Rounding::none(),
+            told: None,
         }
     }
 
@@ -382,7 +507,8 @@ impl OracleOptimizer {
         optimizer
     }
 
-    /// One step of the oracle from `params`, which it updates.
+    /// One step of the oracle from `params`, which it updates. In bf16 they are masters: what is
+    /// used is their rounding, so that only arithmetic tells a layout from the oracle.
     ///
     /// # Errors
     /// Where the oracle refuses the model or the data.
@@ -394,7 +520,25 @@ impl OracleOptimizer {
         params: &mut Params,
     ) -> Result<Step, Failure> {
         let batch = samples.batch(step, job.batch.global_batch);
-        let done = oracle::step_in(&job.model, params, &batch, job.batch.micro_batch)?;
+        let (model, micro) = (&job.model, job.batch.micro_batch);
+        let ties = self.told.as_ref().map(|choices| Ties {
+            choices,
+            within: tie(job),
+        });
+        let way = Way {
+            rounding: &self.rounding,
+            ties,
+            run: Some((job.seed, step)),
+        };
+        let done = if job.dtype.has_masters() {
+            let mut used = params.clone();
+            used.values_mut()
+                .flatten()
+                .for_each(|w| *w = oracle::to_bf16(*w));
+            oracle::step_on(model, &used, &batch, micro, way)?
+        } else {
+            oracle::step_on(model, params, &batch, micro, way)?
+        };
         let (grads, norm) = (done.grads.clone(), oracle::grad_norm(&done.grads));
         let mut clipped = done.grads;
         if job.optimizer.clip_grad > 0.0 {
@@ -406,6 +550,7 @@ impl OracleOptimizer {
             OracleRule::AdamW(adam) => adam.step(params, &clipped, lr)?,
         }
         oracle::move_bias(&job.model, params, &done.routed)?;
+        params.values_mut().for_each(|w| self.rounding.kept(w));
         self.routed = done.routed;
         let (loss, count) = (done.loss, done.count as f64);
         Ok(Step {
@@ -433,15 +578,13 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         truth,
         predicted,
         memory,
+        scatter,
+        ties,
         ..
     } = evidence;
-    let bound = bound(job.dtype);
-    let mut worst = Difference::default();
-    let (mut loss_rel, mut param_rel, mut norm_rel) = (0.0_f64, 0.0_f64, 0.0_f64);
-    // Where no token counts and routing is even, gradients are what is left of this.
-    let balance = job.model.moe.map_or(0.0, |moe| moe.aux_loss);
-    let least_norm = floor(job.dtype) * balance;
-    let (mut aux_rel, mut routed_equal) = (0.0_f64, true);
+    let bounds = bounds(job, *scatter);
+    let (found, worst) = distances(job, &ours.steps, truth);
+    let mut routed_equal = true;
     let mut bits = BitEqual {
         loss: true,
         grads: true,
@@ -451,18 +594,6 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     let complete = |steps: &[Step]| steps.len() as u64 == job.steps;
     let mut ok = complete(&ours.steps) && complete(twin) && complete(truth);
     for ((x, t), r) in ours.steps.iter().zip(twin).zip(truth) {
-        // A loss is a difference of logits; that of what is known by heart is all rounding.
-        let least = if r.count > 0.0 { floor(job.dtype) } else { 0.0 };
-        let grads = compare_sized(&x.grads, &r.grads, floor(job.dtype), balance);
-        if grads.relative >= worst.relative {
-            worst = grads;
-        }
-        loss_rel = loss_rel.max(relative_scalar_above(x.loss, r.loss, least));
-        norm_rel = norm_rel.max(relative_scalar_above(x.norm, r.norm, least_norm));
-        param_rel = param_rel.max(compare(&x.params, &r.params).relative);
-        for (x, r) in [(x.load.aux, r.load.aux), (x.load.z, r.load.z)] {
-            aux_rel = aux_rel.max(relative_scalar(x, r));
-        }
         routed_equal &= x.load.counts == r.load.counts && x.load.dropped == r.load.dropped;
         ok &= x.count == r.count;
         bits.loss &= x.loss.to_bits() == t.loss.to_bits();
@@ -472,22 +603,22 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
     }
     let copies_differ = differing_copies(ours);
     let memory_differs = differing_memory(memory, &ours.memory);
-    let within = |value: f64| value < bound;
     let bytes_counted = traffic::total(&ours.bytes);
     ok &= *predicted == bytes_counted;
-    ok &= within(aux_rel) && routed_equal;
-    ok &= within(loss_rel) && within(worst.relative) && within(param_rel) && within(norm_rel);
+    ok &= found.within(&bounds) && routed_equal;
     Verdict {
         ok: ok && copies_differ.is_empty() && memory_differs.is_empty(),
         steps: job.steps,
-        loss_rel,
-        grad_rel_max: worst.relative,
+        loss_rel: found.loss,
+        grad_rel_max: found.grads,
         worst: worst.worst,
-        param_rel_max: param_rel,
-        grad_norm_rel: norm_rel,
-        aux_rel,
+        param_rel_max: found.params,
+        grad_norm_rel: found.norm,
+        aux_rel: found.aux,
+        ties: *ties,
         routed_equal,
-        bound,
+        bound: bounds.largest(),
+        bounds,
         bit_equal: bits,
         copies_differ,
         bytes_predicted: predicted.clone(),
@@ -530,8 +661,11 @@ fn same(a: &Tensors, b: &Tensors) -> bool {
     compare(a, b).bit_equal
 }
 
-/// The first value of which two ranks hold copies that differ.
+/// The first value of which two ranks hold copies that differ, or whose master weight does.
 fn differing_copies(ours: &Record) -> String {
+    if !ours.stale.is_empty() {
+        return ours.stale.clone();
+    }
     let mut first = BTreeMap::new();
     for (rank, held) in ours.held.iter().enumerate() {
         for h in held {

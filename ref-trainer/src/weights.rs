@@ -15,24 +15,35 @@ use crate::job::Job;
 use crate::model_config::Model;
 use crate::oracle::param_shapes;
 
+mod header;
 pub mod names;
+
+use names::Experts;
 
 /// Tensors by name, widened to f64.
 pub type Tensors = BTreeMap<String, Vec<f64>>;
 
-/// The job with the model that the weights belong to.
+/// Whether the job's model can take these weights: a flag may change what is computed with a
+/// checkpoint's parameters (a window, a capacity), not which there are.
 ///
 /// # Errors
-/// Where there are none, or the layout cannot hold that model.
-pub fn job_for(job: &Job, weights: &Weights) -> Result<Job, Failure> {
-    let mut job = job.clone();
-    if let Weights::Checkpoint(root) = weights {
-        let saved = job_of(root)?.saved;
-        (job.model, job.model_name) = (saved.model, saved.model_name);
-        job.max_positions = saved.max_positions;
-    }
-    job.check()?;
-    Ok(job)
+/// Where there are none, or the model has other parameters.
+pub fn belong_to(job: &Job, weights: &Weights) -> Result<(), Failure> {
+    let Weights::Checkpoint(root) = weights else {
+        return Ok(());
+    };
+    let saved = job_of(root)?.saved;
+    let (theirs, ours) = (param_shapes(&saved.model), param_shapes(&job.model));
+    let Some((name, shape)) = theirs.iter().chain(&ours).find(|p| {
+        // What is in both is in order.
+        !(theirs.contains(p) && ours.contains(p))
+    }) else {
+        return Ok(());
+    };
+    Err(Failure::usage(format!(
+        "the checkpoint in {} holds a model with other parameters than these flags ask for ({name} {shape:?} is in one alone); leave them out",
+        root.display()
+    )))
 }
 
 /// Reads every parameter of the model from the `*.safetensors` files of a folder.
@@ -45,12 +56,14 @@ pub fn read(folder: &Path, model: &ModelConfig) -> Result<Tensors, Failure> {
     let mut found: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for path in files(folder)? {
         let bytes = fs::read(&path).map_err(|e| Failure::file("read", &path, &e))?;
-        let file = SafeTensors::deserialize(&bytes).map_err(|e| {
+        let torn = |why: String| {
             Failure::data(format!(
-                "{} is no whole safetensors file: {e}",
+                "{} is no whole safetensors file: {why}",
                 path.display()
             ))
-        })?;
+        };
+        header::check(&bytes).map_err(torn)?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| torn(e.to_string()))?;
         for (name, tensor) in file.iter() {
             if names::beside(model, name) {
                 continue;
@@ -76,20 +89,17 @@ pub fn read(folder: &Path, model: &ModelConfig) -> Result<Tensors, Failure> {
             }
         }
     }
-    if let Some(name) = wanted.shapes.keys().find(|name| !found.contains_key(*name)) {
-        return Err(Failure::data(format!(
-            "{name} is in no safetensors file of {}",
-            folder.display()
-        )));
-    }
-    Ok(wanted.ours(&found))
+    wanted
+        .ours(&found)
+        .map_err(|why| Failure::data(format!("{why} of {}", folder.display())))
 }
 
 /// Writes every parameter into one `model.safetensors` of a folder, as float32, under the names
 /// of the model's family, with its `config.json`. The folder appears whole or not at all.
 ///
 /// # Errors
-/// Exit 3 where the folder is there already or cannot be written, or a parameter is missing.
+/// Exit 3 where the folder is there already or cannot be written, a parameter is missing, or no
+/// family's files hold such a model.
 pub fn write(folder: &Path, model: &Model, params: &Tensors) -> Result<(), Failure> {
     if folder.exists() {
         return Err(Failure::data(format!(
@@ -97,20 +107,27 @@ pub fn write(folder: &Path, model: &Model, params: &Tensors) -> Result<(), Failu
             folder.display()
         )));
     }
+    let said = |e: crate::model_config::ModelError| Failure::data(e.to_string());
+    let (family, config) = (
+        model.family().map_err(said)?,
+        model.to_json().map_err(said)?,
+    );
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
     for (name, shape) in param_shapes(&model.config) {
         let values = params
             .get(&name)
             .ok_or_else(|| Failure::data(format!("{name} is not there and cannot be written")))?;
-        let stored = names::stored(&model.config, &name);
-        let (_, bytes) = tensors.entry(stored.name.clone()).or_insert_with(|| {
-            let shape = stored.shape(&shape);
-            let len = 4 * shape.iter().product::<usize>();
-            (shape, vec![0; len])
-        });
-        for (index, value) in values.iter().enumerate() {
-            let at = 4 * stored.at(&shape, index);
-            bytes[at..at + 4].copy_from_slice(&(*value as f32).to_le_bytes());
+        for stored in names::stored(&model.config, &name, Experts::Alone) {
+            let theirs = names::published(family, &stored.name);
+            let (_, bytes) = tensors.entry(theirs).or_insert_with(|| {
+                let shape = stored.shape(&shape);
+                let len = 4 * shape.iter().product::<usize>();
+                (shape, vec![0; len])
+            });
+            for index in stored.range(&shape) {
+                let at = 4 * stored.at(&shape, index);
+                bytes[at..at + 4].copy_from_slice(&(values[index] as f32).to_le_bytes());
+            }
         }
     }
     let views: Result<Vec<_>, _> = tensors
@@ -132,7 +149,7 @@ pub fn write(folder: &Path, model: &Model, params: &Tensors) -> Result<(), Failu
     };
     let done = fs::create_dir_all(&beside)
         .map_err(|e| Failure::file("make", &beside, &e))
-        .and_then(|()| put("config.json", model.to_json().as_bytes()))
+        .and_then(|()| put("config.json", config.as_bytes()))
         .and_then(|()| put("model.safetensors", &bytes))
         .and_then(|()| fs::rename(&beside, folder).map_err(|e| Failure::file("make", folder, &e)));
     if done.is_err() {
@@ -142,41 +159,57 @@ pub fn write(folder: &Path, model: &Model, params: &Tensors) -> Result<(), Failu
     done
 }
 
-/// What the files of a model must hold.
+/// What the files of a model may hold: each parameter in one of its spellings.
 struct Wanted<'a> {
     model: &'a ModelConfig,
-    /// By the file's name.
+    /// By the newest name.
     shapes: BTreeMap<String, Vec<usize>>,
 }
 
 impl<'a> Wanted<'a> {
     fn of(model: &'a ModelConfig) -> Self {
-        let shapes = param_shapes(model).into_iter().map(|(name, shape)| {
-            let stored = names::stored(model, &name);
-            let shape = stored.shape(&shape);
-            (stored.name, shape)
-        });
-        Self {
-            model,
-            shapes: shapes.collect(),
+        let mut shapes = BTreeMap::new();
+        for (name, ours) in param_shapes(model) {
+            for experts in [Experts::Alone, Experts::Fused] {
+                for stored in names::stored(model, &name, experts) {
+                    let shape = stored.shape(&ours);
+                    shapes.insert(stored.name, shape);
+                }
+            }
         }
+        Self { model, shapes }
     }
 
-    /// Our parameters from the file's tensors, all of which are there.
-    fn ours(&self, found: &BTreeMap<String, Vec<f64>>) -> Tensors {
-        let all = param_shapes(self.model).into_iter();
-        all.map(|(name, shape)| {
-            let stored = names::stored(self.model, &name);
-            let len = shape.iter().product();
-            let from = found.get(&stored.name);
-            let value = |index| {
-                let at = stored.at(&shape, index);
-                from.and_then(|tensor| tensor.get(at)).copied()
+    /// Our parameters from the files' tensors, of which each is there once and none is missing.
+    fn ours(&self, found: &BTreeMap<String, Vec<f64>>) -> Result<Tensors, String> {
+        let mut all = Tensors::new();
+        for (name, shape) in param_shapes(self.model) {
+            let lies = |experts| names::stored(self.model, &name, experts);
+            let (alone, fused) = (lies(Experts::Alone), lies(Experts::Fused));
+            let there = |stored: &&names::Stored| found.contains_key(&stored.name);
+            let (one, other) = (alone.iter().find(there), fused.iter().find(there));
+            let parts = match (one, other) {
+                (Some(one), Some(other)) if one != other => {
+                    return Err(format!(
+                        "{} and {} are the same and both are in the files",
+                        one.name, other.name
+                    ));
+                }
+                (None, Some(_)) => fused,
+                _ => alone,
             };
-            let values = (0..len).map(|index| value(index).unwrap_or(f64::NAN));
-            (name, values.collect())
-        })
-        .collect()
+            let mut values = vec![f64::NAN; shape.iter().product()];
+            for stored in parts {
+                let Some(tensor) = found.get(&stored.name) else {
+                    return Err(format!("{} is in no safetensors file", stored.name));
+                };
+                for index in stored.range(&shape) {
+                    values[index] = tensor[stored.at(&shape, index)];
+                }
+            }
+            all.insert(name, values);
+        }
+        Ok(all)
     }
 }
 

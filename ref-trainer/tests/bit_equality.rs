@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! against the twin          stages under any schedule and cut, threads per rank
-//! against each other        ZeRO 0 and 1, 2 and 3, bucket lengths, room on the transport, run after run
+//! against each other        ZeRO 0 and 1, 2 and 3, bucket lengths, room on the transport, run after run,
+//!                           what backward computes again
 //! not bit-equal, but right  tp, dp, a table tied over stages
 //! ```
 
@@ -10,7 +11,10 @@ mod common;
 
 use common::{cut, first_difference, samples_of, small_job, with};
 use quintet_collectives::transport::local::World;
+use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
+use quintet_parallel_layers::{Architecture, Recompute};
+use quintet_planner::config::{CpComm, MoeConfig};
 use quintet_ref_trainer::data::RandomMask;
 use quintet_ref_trainer::job::{Dtype, Job};
 use quintet_ref_trainer::rank::Begin;
@@ -23,9 +27,9 @@ fn steps(job: &Job) -> Vec<Step> {
         .steps
 }
 
-/// The job in both types.
-fn in_both_types(job: &Job) -> [Job; 2] {
-    [Dtype::F64, Dtype::F32].map(|dtype| Job {
+/// The job in every type.
+fn in_every_type(job: &Job) -> [Job; 3] {
+    [Dtype::F64, Dtype::F32, Dtype::Bf16].map(|dtype| Job {
         dtype,
         ..job.clone()
     })
@@ -41,7 +45,7 @@ fn assert_same_but_norm(what: &str, a: &[Step], b: &[Step]) {
 
 #[test]
 fn stages_have_the_twins_bits() {
-    for job in in_both_types(&deep_job()) {
+    for job in in_every_type(&deep_job()) {
         let twin = steps(&twin_of(&job));
         for (pp, uneven) in [(2, false), (2, true), (3, false), (4, false), (4, true)] {
             for schedule in ScheduleKind::ALL {
@@ -73,7 +77,7 @@ fn deep_job() -> Job {
 
 #[test]
 fn schedules_are_equal_where_stages_are_not_alone() {
-    for job in in_both_types(&cut(&deep_job(), (2, 2, 2))) {
+    for job in in_every_type(&cut(&deep_job(), (2, 2, 2))) {
         for tied in [false, true] {
             let of = |kind| {
                 let mut job = with(&job, |l| l.schedule = kind);
@@ -92,7 +96,7 @@ fn schedules_are_equal_where_stages_are_not_alone() {
 fn zero_stages_are_equal_even_in_what_clipping_makes() {
     for (mesh, within) in [((2, 1, 1), None), ((4, 1, 1), Some(2)), ((2, 2, 2), None)] {
         for clip in [0.0, 0.3] {
-            for mut job in in_both_types(&cut(&small_job(), mesh)) {
+            for mut job in in_every_type(&cut(&small_job(), mesh)) {
                 job.optimizer.clip_grad = clip;
                 for tied in [false, true] {
                     job.model.tied = tied;
@@ -129,11 +133,67 @@ fn zero_stages_are_equal(job: &Job, within: Option<usize>) {
 
 #[test]
 fn bucket_lengths_change_nothing() {
-    for job in in_both_types(&cut(&small_job(), (2, 2, 1))) {
+    for job in in_every_type(&cut(&small_job(), (2, 2, 1))) {
         let of = |bytes| steps(&with(&job, |l| l.bucket_bytes = bytes));
         let whole = of(1 << 20);
         for bytes in [1, 700, 5_000] {
             assert_same_but_norm(&format!("{bytes} bytes"), &of(bytes), &whole);
+        }
+    }
+}
+
+/// Every kind of block, every schedule, every way to cut: whole steps, with what routers counted.
+#[test]
+fn what_is_computed_again_changes_nothing() {
+    let moe = MoeConfig {
+        score: Score::Sigmoid,
+        selection_bias: true,
+        aux_loss: 0.1,
+        z_loss: 0.01,
+        capacity_factor: Some(0.7),
+        shared_ffn: 3,
+        shared_gate: true,
+        first_dense: 1,
+        ..MoeConfig::new(4, 2, 5)
+    };
+    let qk_norm = Architecture {
+        qk_norm: true,
+        ..Architecture::LLAMA
+    };
+    let mut places = [(1, 1, 1), (1, 2, 2), (2, 2, 1), (1, 1, 2)]
+        .into_iter()
+        .cycle();
+    let gpt2 = Architecture::gpt2(24);
+    let mut architectures = [Architecture::LLAMA, gpt2, qk_norm, gpt2, qk_norm]
+        .into_iter()
+        .cycle();
+    for schedule in ScheduleKind::ALL {
+        for (moe, dropout) in [(None, 0.1), (Some(moe), 0.0), (Some(moe), 0.3)] {
+            let (dp, tp, pp) = places.next().unwrap_or_default();
+            let pp = pp.max(schedule.least_stages());
+            let mut job = with(&cut(&small_job(), (dp, tp, pp)), |l| {
+                (l.schedule, l.sequence_parallel) = (schedule, dp > 1);
+                l.virtual_stages = if schedule.chunks().is_none() { 2 } else { 1 };
+                (l.cp, l.zero_stage, l.bucket_bytes) = (3 - dp, 3, 1);
+                (l.cp_comm, l.ep) = (CpComm::Ulysses, if moe.is_some() { dp * tp } else { 1 });
+            });
+            job.model.architecture = architectures.next().unwrap_or(qk_norm);
+            (job.model.moe, job.model.dropout) = (moe, dropout);
+            (job.batch.seq, job.batch.global_batch, job.steps) = (8, 8, 2);
+            recomputes_equal(&job);
+        }
+    }
+}
+
+fn recomputes_equal(job: &Job) {
+    for job in in_every_type(job) {
+        job.check().expect("a layout");
+        let [none, selective, full] =
+            Recompute::ALL.map(|mode| steps(&with(&job, |l| l.recompute = mode)));
+        for (mode, again) in [("selective", selective), ("full", full)] {
+            assert_same(&format!("{mode}, {:?}", job.layout), &again, &none);
+            let load = |steps: &[Step]| steps.iter().map(|s| s.load.clone()).collect::<Vec<_>>();
+            assert_eq!(load(&again), load(&none), "{mode}, {:?}", job.layout);
         }
     }
 }
@@ -144,7 +204,7 @@ fn threads_per_rank_change_nothing() {
     let mut job = cut(&small_job(), (1, 2, 1));
     (job.model.hidden, job.model.ffn, job.batch.seq) = (64, 176, 48);
     (job.batch.global_batch, job.steps) = (2, 1);
-    for job in in_both_types(&job) {
+    for job in in_every_type(&job) {
         let of = |threads| {
             steps(&Job {
                 threads_per_rank: threads,

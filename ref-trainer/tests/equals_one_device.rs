@@ -1,292 +1,265 @@
 //! The property that this project exists for: whatever the layout, a step is what one device
 //! computes.
 //!
-//! `QUINTET_CASES=N` runs N draws of each property instead of the few that always run.
+//! `QUINTET_CASES=N` runs N draws of each type instead of the few that always run, `QUINTET_SEED=S`
+//! others, `QUINTET_DRAW=N` number N alone.
 
 mod common;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::coverage::Coverage;
-use common::{Draw, cases, cut, draws, runner, samples_of, small_job};
-use proptest::test_runner::{TestCaseError, TestError};
-use quintet_ref_trainer::failure::Failure;
+use common::deal::first_only;
+use common::suite::{self, Held, Outcome};
+use common::{Deal, Draw, cut, samples_of, small_job};
+use quintet_ref_trainer::forecast::samples;
 use quintet_ref_trainer::job::{Dtype, Job};
-use quintet_ref_trainer::oracle;
-use quintet_ref_trainer::record::{Record, Step};
-use quintet_ref_trainer::verify::{Evidence, OracleOptimizer, Verdict, evidence, judge, verify};
+use quintet_ref_trainer::verify::verify;
 
-/// What one draw came to.
-struct Outcome {
-    verdict: Verdict,
-    /// The twin's steps.
-    twin: Vec<Step>,
-    /// The oracle's steps.
-    truth: Vec<Step>,
-    /// All that is no matter of rounding holds: copies, bytes sent and held, counts of tokens and of
-    /// choices.
-    exact: bool,
-    /// The least distance between an expert that was chosen and one that was not.
-    margin: f64,
+/// Draws that always run: larger worlds are rarer (`genes::meshes`), so that this takes minutes.
+const IN_F64: u32 = 600;
+const IN_F32: u32 = 160;
+const IN_BF16: u32 = 60;
+/// A long run goes on after a failure, up to so many.
+const FAILURES: usize = 8;
+
+/// What a run of draws came to.
+#[derive(Default)]
+struct Tally {
+    coverage: Coverage,
+    held: Vec<(Held, Outcome, Draw)>,
+    /// By ranks: draws and time.
+    time: BTreeMap<usize, (u32, Duration)>,
 }
 
-fn run(draw: &Draw) -> Result<Outcome, Failure> {
-    draw.job.check()?;
-    let evidence = evidence(&draw.job, &draw.samples())?;
-    let verdict = judge(&draw.job, &evidence);
-    let (ours, twin, truth) = (evidence.ours.steps, evidence.twin, evidence.truth);
-    let counts = ours.iter().zip(&truth).all(|(x, r)| x.count == r.count);
-    let bytes = verdict.bytes_counted == verdict.bytes_predicted;
-    let memory = verdict.memory_differs.is_empty();
-    let copies = verdict.copies_differ.is_empty();
-    let exact = counts && bytes && memory && copies && verdict.routed_equal;
-    Ok(Outcome {
-        margin: evidence.margin,
-        verdict,
-        twin,
-        truth,
-        exact,
-    })
-}
-
-impl Outcome {
-    /// Whether the limit of the norm was felt.
-    fn clipped(&self, draw: &Draw) -> bool {
-        let limit = draw.job.optimizer.clip_grad;
-        limit > 0.0 && self.truth.iter().any(|step| step.norm > limit)
-    }
-}
-
-/// Runs `holds` on draws of `dtype`; the smallest that fails is told with how to run it again.
-fn property(
-    dtype: Dtype,
-    cases: u32,
-    holds: impl Fn(&Draw, &Outcome) -> Result<(), String>,
-) -> Coverage {
-    let coverage = RefCell::new(Coverage::default());
-    let (tried, failed) = (Cell::new(0), Cell::new(false));
-    let result = runner(cases).run(&draws(dtype), |draw| {
-        tried.set(tried.get() + 1);
-        let held = run(&draw).map_err(|e| e.to_string()).and_then(|outcome| {
-            coverage.borrow_mut().add(&draw, outcome.clipped(&draw));
-            holds(&draw, &outcome)
-        });
-        // What follows the first failure is shrinking.
-        if held.is_err() && !failed.replace(true) {
-            println!("failed at draw {}", tried.get());
+/// Runs every draw of a deal; the first that fails is made small, and each is told with how to run
+/// it again.
+fn property(deal: &Deal) -> Tally {
+    let tally = RefCell::new(Tally::default());
+    let mut failures = Vec::new();
+    for number in deal.numbers.clone() {
+        let (first, begun) = (Cell::new(true), Instant::now());
+        let holds = |draw: &Draw| {
+            let told = |e: String| format!("[\"refused\"]: {e}");
+            let outcome = suite::run(draw).map_err(|e| told(e.to_string()));
+            let held = outcome.and_then(|outcome| {
+                let held = suite::holds(draw, &outcome)?;
+                Ok((held, outcome))
+            });
+            // What follows the first is shrinking.
+            let first = first.replace(false);
+            match held {
+                Ok((held, outcome)) if first => {
+                    let mut tally = tally.borrow_mut();
+                    let (count, time) = tally.time.entry(draw.job.layout.world()).or_default();
+                    (*count, *time) = (*count + 1, *time + begun.elapsed());
+                    tally.coverage.add(draw, outcome.clipped(&draw.job));
+                    tally.held.push((held, outcome, draw.clone()));
+                    Ok(())
+                }
+                Ok(_) => Ok(()),
+                Err(why) => {
+                    if first {
+                        println!("draw {number} fails {}", why.lines().next().unwrap_or(""));
+                    }
+                    Err(why)
+                }
+            }
+        };
+        let failed = if failures.is_empty() {
+            deal.check(number, holds)
+        } else {
+            let draw = deal.draw(number);
+            holds(&draw).map_err(|why| (why, Box::new(draw)))
+        };
+        if let Err((why, draw)) = failed {
+            failures.push(told(deal, number, &why, &draw));
         }
-        held.map_err(TestCaseError::fail)
-    });
-    match result {
-        Ok(()) => coverage.into_inner(),
-        Err(TestError::Fail(why, draw)) => panic!("{why}\n{draw}\n{}", draw.replay()),
-        Err(TestError::Abort(why)) => panic!("gave up: {why}"),
+        if failures.len() == if first_only() { 1 } else { FAILURES } {
+            break;
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    tally.into_inner()
+}
+
+/// A failure, and both ways to see it again: as it was drawn, and as small as it could be made.
+fn told(deal: &Deal, number: u32, why: &str, draw: &Draw) -> String {
+    let (seed, dtype) = (deal.seed, deal.dtype.name());
+    let name = format!("failing-draw-{dtype}-{seed}-{number}");
+    let command = draw.replay(&name).unwrap_or_else(|e| e.to_string());
+    format!(
+        "draw {number} in {dtype}, as small as it fails: {why}\n{draw}\n{command}\n\
+         as drawn: QUINTET_SEED={seed} QUINTET_DRAW={number} cargo test -p quintet-ref-trainer \
+         --test equals_one_device in_{dtype} -- --nocapture\n"
+    )
+}
+
+impl Tally {
+    /// How many held so.
+    fn count(&self, how: Held) -> usize {
+        self.held.iter().filter(|(held, ..)| *held == how).count()
+    }
+
+    fn times(&self) -> String {
+        let line = |(world, (count, time)): (&usize, &(u32, Duration))| {
+            format!("{world} ranks: {count} in {:.1} s", time.as_secs_f64())
+        };
+        let lines: Vec<String> = self.time.iter().map(line).collect();
+        lines.join(", ")
     }
 }
 
 /// The largest differences of a run.
 #[derive(Debug, Default)]
+#[allow(dead_code)] // they are printed
 struct Worst {
     loss: f64,
     grad: f64,
     norm: f64,
     param: f64,
+    balance: f64,
 }
 
 impl Worst {
-    fn add(&mut self, v: &Verdict) {
-        self.loss = self.loss.max(v.loss_rel);
-        self.grad = self.grad.max(v.grad_rel_max);
-        self.norm = self.norm.max(v.grad_norm_rel);
-        self.param = self.param.max(v.param_rel_max);
+    fn of(tally: &Tally) -> Self {
+        let within = tally.held.iter().filter(|(held, ..)| *held == Held::Within);
+        within.fold(Self::default(), |worst, (_, outcome, _)| {
+            let v = &outcome.verdict;
+            Self {
+                loss: worst.loss.max(v.loss_rel),
+                grad: worst.grad.max(v.grad_rel_max),
+                norm: worst.norm.max(v.grad_norm_rel),
+                param: worst.param.max(v.param_rel_max),
+                balance: worst.balance.max(v.aux_rel),
+            }
+        })
     }
 }
 
 #[test]
 fn in_f64_every_layout_equals_the_oracle() {
-    let (worst, ill) = (RefCell::new(Worst::default()), RefCell::new(0));
-    let cases = cases(600);
-    let coverage = property(Dtype::F64, cases, |draw, outcome| {
-        let v = &outcome.verdict;
-        if !v.ok {
-            // Now and then rounding alone goes further: descent at a rate of 1 can be chaos, and a
-            // step in which only first positions count gives q and k no gradient but rounding. One
-            // device is then off as well. Such draws are counted, and held to that.
-            let one_device = DEVIATIONS * distance(&draw.job, &outcome.twin, &outcome.truth);
-            let bound = rounding_bound(draw, outcome)?
-                .max(one_device)
-                .min(MOST_IN_F64);
-            let off = largest(v);
-            if !outcome.exact || off >= bound {
-                return Err(format!(
-                    "off by {off:.1e}, rounding explains {bound:.1e}\n{v:#?}"
-                ));
-            }
-            *ill.borrow_mut() += 1;
-            return Ok(());
-        }
-        worst.borrow_mut().add(v);
-        bits(draw, v)
-    });
-    let ill = ill.into_inner();
-    println!(
-        "{coverage}worst observed, beside a bound of 1e-9: {:#?}",
-        worst.into_inner()
-    );
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    let tally = property(&deal);
+    println!("{}{}", tally.coverage, tally.times());
+    let worst = Worst::of(&tally);
+    println!("worst observed, beside a bound of 1e-9: {worst:#?}");
+    let (ill, all) = (tally.count(Held::Rounding), tally.held.len());
     println!("{ill} draws in which rounding alone explains more than 1e-9");
-    assert_eq!(coverage.gaps(), Vec::<String>::new());
-    assert!(ill * 50 <= cases, "{ill} of {cases} draws decide little");
-}
-
-/// Stages alone change no bit where no table is shared. (The norm is summed in another order, so
-/// that clipping makes other bits of it.)
-fn bits(draw: &Draw, v: &Verdict) -> Result<(), String> {
-    let (l, bits) = (&draw.job.layout, v.bit_equal);
-    let stages_alone = l.dp == 1 && l.tp == 1 && l.cp == 1 && (l.pp == 1 || !draw.job.model.tied);
-    let clips = draw.job.optimizer.clip_grad > 0.0;
-    if stages_alone && !clips && !(bits.loss && bits.grads && bits.params) {
-        return Err(format!("stages alone must keep the twin's bits: {bits:?}"));
+    assert!(
+        ill * 50 <= all || !deal.fixed,
+        "{ill} of {all} draws decide little"
+    );
+    if deal.fixed {
+        assert_eq!(tally.coverage.gaps(), Vec::<String>::new());
     }
-    Ok(())
-}
-
-/// How far rounding may take a draw from the oracle: the condition of the problem times the error
-/// of the way.
-///
-/// *Condition.* How far the oracle is from itself where each of its first parameters is rounded
-/// once. It is measured, in f64, so that cancellation (in the backward of a softmax), depth and the
-/// number of steps are all in it.
-///
-/// *Way.* Every sum on the way from tokens to a gradient rounds its terms as that did the
-/// parameters. K roundings, as good as independent, have the effect of sqrt(K), not of K (Higham
-/// and Mary 2019, theorem 2.4); so have sums that follow one another. Terms on the way:
-///
-/// ```text
-/// a block, forward     norm h, q k v h, scores e, softmax and values t, o_proj n e,
-///                      norm h, gate and up h, down f
-/// the head             norm h, logits h, softmax v
-/// backward             the same sums transposed: for the input, and for the weight
-/// a weight's gradient  all tokens of the batch
-/// ```
-///
-/// The result is a standard deviation, so to say; `DEVIATIONS` of them are the bound.
-fn rounding_bound(draw: &Draw, outcome: &Outcome) -> Result<f64, String> {
-    let (m, b) = (&draw.job.model, &draw.job.batch);
-    let block = 4 * m.hidden + m.head_dim + b.seq + m.heads * m.head_dim + m.ffn;
-    let way = m.layers * block + 2 * m.hidden + m.vocab;
-    // A block with experts: the router, and a sum over the choices of a token.
-    let experts = m.moe.map_or(0, |moe| {
-        m.layers * (m.hidden + moe.experts + moe.topk * (m.hidden + moe.ffn) + moe.shared_ffn)
-    });
-    let terms = 3 * (way + experts) + b.seq * b.global_batch;
-    let condition = condition(draw, &outcome.truth).map_err(|e| e.to_string())?;
-    Ok(DEVIATIONS * (terms as f64).sqrt() * condition)
-}
-
-const DEVIATIONS: f64 = 4.0;
-
-/// What no draw in f64 may be off by, whatever explains it.
-const MOST_IN_F64: f64 = 1e-5;
-
-/// What one rounding of every parameter does to the oracle.
-fn condition(draw: &Draw, truth: &[Step]) -> Result<f64, Failure> {
-    let (job, samples) = (&draw.job, draw.samples());
-    let rounded = |w: f64| match job.dtype {
-        Dtype::F32 => f64::from(w as f32),
-        // To a neighbour, up or down as good as at random.
-        Dtype::F64 if w.to_bits() & 1 == 0 => w.next_up(),
-        Dtype::F64 => w.next_down(),
-    };
-    let mut params = oracle::init_random(&job.model, job.seed);
-    params.values_mut().flatten().for_each(|w| *w = rounded(*w));
-    let mut optimizer = OracleOptimizer::new(job);
-    let step = |step| optimizer.step(job, &samples, step, &mut params);
-    let steps: Vec<Step> = (1..=job.steps).map(step).collect::<Result<_, _>>()?;
-    Ok(distance(job, &steps, truth))
-}
-
-/// The largest difference of steps from the oracle's.
-fn distance(job: &Job, steps: &[Step], truth: &[Step]) -> f64 {
-    let ours = Record {
-        steps: steps.to_vec(),
-        ..Record::default()
-    };
-    let (twin, truth) = (truth.to_vec(), truth.to_vec());
-    let evidence = Evidence {
-        ours,
-        twin,
-        truth,
-        ..Evidence::default()
-    };
-    largest(&judge(job, &evidence))
 }
 
 #[test]
 fn in_f32_every_layout_equals_the_oracle_within_a_derived_bound() {
-    let (seen, close) = (RefCell::new(Vec::new()), RefCell::new(0));
-    let ill = RefCell::new(0);
-    let cases = cases(200);
-    property(Dtype::F32, cases, |draw, outcome| {
-        if outcome.margin < 100.0 * logit_error(draw) {
-            // Rounding may choose another expert: such a draw decides nothing.
-            *close.borrow_mut() += 1;
-            return Ok(());
-        }
-        let (bound, off) = (rounding_bound(draw, outcome)?, largest(&outcome.verdict));
-        // As in f64: where one device is as far off, the layout is not to blame.
-        let one_device = DEVIATIONS * distance(&draw.job, &outcome.twin, &outcome.truth);
-        if outcome.exact && off >= bound && off < one_device {
-            *ill.borrow_mut() += 1;
-            return Ok(());
-        }
-        if !outcome.exact || off >= bound {
-            let verdict = &outcome.verdict;
-            return Err(format!(
-                "off by {off:.1e}, rounding explains {bound:.1e}\n{verdict:#?}"
-            ));
-        }
-        seen.borrow_mut().push((off / bound, off, bound));
-        Ok(())
-    });
-    let ill = ill.into_inner();
-    println!("{ill} draws in which one device is further off than the bound too");
-    assert!(ill * 50 <= cases, "{ill} of {cases} draws decide little");
-    let close = close.into_inner();
-    println!("{close} draws in which rounding might choose other experts");
-    assert!(
-        close * 3 <= cases,
-        "{close} of {cases} draws decide nothing"
-    );
-    let mut seen = seen.into_inner();
-    seen.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let largest = seen.iter().map(|(_, off, _)| *off).fold(0.0, f64::max);
-    let (closest, off, bound) = seen[seen.len() - 1];
-    let (_, middle, beside) = seen[seen.len() / 2];
-    println!("worst observed: {largest:.1e}; closest to its bound: {off:.1e} of {bound:.1e}");
-    println!("median: {middle:.1e} of {beside:.1e}");
-    assert!(
-        closest > 0.01,
-        "a bound over 100 times the worst observed is no bound"
-    );
+    narrow(&Deal::new(Dtype::F32, IN_F32));
 }
 
-/// How far rounding takes a router's logits, which are of order 1: as many roundings as there are
-/// terms on the way to the last router.
-fn logit_error(draw: &Draw) -> f64 {
-    let (m, b) = (&draw.job.model, &draw.job.batch);
-    let Some(moe) = &m.moe else { return 0.0 };
-    let block = 4 * m.hidden + m.head_dim + b.seq + m.heads * m.head_dim;
-    let terms = m.layers * (block + moe.topk * (m.hidden + moe.ffn) + m.hidden);
-    DEVIATIONS * (terms as f64).sqrt() * f64::from(f32::EPSILON) / 2.0
+#[test]
+fn in_bf16_every_layout_equals_the_oracle_within_a_derived_bound() {
+    narrow(&Deal::new(Dtype::Bf16, IN_BF16));
 }
 
-/// The largest difference of a verdict.
-fn largest(v: &Verdict) -> f64 {
-    v.loss_rel
-        .max(v.grad_rel_max)
-        .max(v.grad_norm_rel)
-        .max(v.param_rel_max)
-        .max(v.aux_rel)
+/// What a property in a narrow type has seen: by quantity, distance over bound, distance, bound.
+#[derive(Default)]
+struct Seen(BTreeMap<&'static str, Vec<[f64; 3]>>);
+
+impl Seen {
+    fn add(&mut self, what: &'static str, off: f64, bound: f64) {
+        if bound > 0.0 {
+            let seen = self.0.entry(what).or_default();
+            seen.push([off / bound, off, bound]);
+        }
+    }
+
+    fn outcome(&mut self, draw: &Draw, outcome: &Outcome) {
+        let v = &outcome.verdict;
+        self.add("loss", v.loss_rel, v.bounds.loss);
+        self.add("gradients", v.grad_rel_max, v.bounds.grads);
+        self.add("norm", v.grad_norm_rel, v.bounds.norm);
+        self.add("parameters", v.param_rel_max, v.bounds.params);
+        self.add("losses of balance", v.aux_rel, v.bounds.aux);
+        if let Some((what, off, bound)) = suite::beside_the_twin(&draw.job, outcome) {
+            self.add(what, off, bound);
+        }
+    }
+
+    /// Prints each quantity's worst beside its bound; those whose bounds are none.
+    fn told(mut self) -> Vec<&'static str> {
+        println!(
+            "                        worst   closest to its bound      median of their bounds"
+        );
+        let mut loose = Vec::new();
+        for (what, seen) in &mut self.0 {
+            seen.sort_by(|a, b| a[0].total_cmp(&b[0]));
+            let worst = seen.iter().map(|[_, off, _]| *off).fold(0.0, f64::max);
+            let [closest, off, bound] = seen[seen.len() - 1];
+            let [median, _, _] = seen[seen.len() / 2];
+            println!("{what:<20} {worst:>8.1e}   {off:>8.1e} of {bound:>8.1e}   {median:>8.4}");
+            // Few draws leave a token's way the twin's and sum gradients otherwise; over cp hardly one
+            // has a value that falls to the other side, and the bound is for those.
+            if closest <= 0.01 && !what.starts_with("twin") {
+                loose.push(*what);
+            }
+        }
+        loose
+    }
+}
+
+/// Every layout within the bounds that are derived for its draw.
+fn narrow(deal: &Deal) {
+    let tally = property(deal);
+    println!("{}{}", tally.coverage, tally.times());
+    let (mut seen, mut ties) = (Seen::default(), (0, 0));
+    for (_, outcome, draw) in tally.held.iter().filter(|(h, ..)| *h == Held::Within) {
+        let v = &outcome.verdict;
+        ties = (ties.0 + v.ties, ties.1 + u32::from(v.ties > 0));
+        seen.outcome(draw, outcome);
+    }
+    let (ill, all) = (tally.count(Held::Undecided), tally.held.len());
+    println!(
+        "{} choices of experts in {} draws were ties, and made as the layout made them",
+        ties.0, ties.1
+    );
+    println!("{ill} draws may be off by as much as any may");
+    let loose = seen.told();
+    if deal.fixed {
+        assert_eq!(
+            loose,
+            Vec::<&str>::new(),
+            "a bound over 100 times the worst observed is no bound"
+        );
+        // In bf16 as many as 42 of 60: three steps through narrow, deep models are too much for 8 bits.
+        let allowed = if deal.dtype == Dtype::Bf16 { 75 } else { 5 };
+        assert!(
+            ill * 100 <= allowed * all,
+            "{ill} of {all} draws decide little"
+        );
+    }
+}
+
+/// The same question before anything has run: a gap is known at once.
+#[test]
+fn the_draws_that_always_run_cover_every_pair() {
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    let mut coverage = Coverage::default();
+    for number in 0..IN_F64 {
+        let draw = deal.draw(number);
+        let clips = draw.job.optimizer.clip_grad > 0.0;
+        coverage.add(&draw, clips);
+    }
+    println!("{coverage}");
+    if deal.seed == 0 {
+        assert_eq!(coverage.gaps(), Vec::<String>::new());
+    }
 }
 
 /// With one key to attend to, the gradients of q and k are zero in mathematics, and what is left of
@@ -294,11 +267,49 @@ fn largest(v: &Verdict) -> f64 {
 #[test]
 fn what_cancels_is_no_mismatch() {
     for mesh in [(1, 1, 1), (2, 1, 2), (1, 4, 1)] {
-        for dtype in [Dtype::F64, Dtype::F32] {
+        for dtype in [Dtype::F64, Dtype::F32, Dtype::Bf16] {
             let mut job = cut(&small_job(), mesh);
             (job.batch.seq, job.dtype) = (1, dtype);
             let verdict = verify(&job, &samples_of(&job)).expect("a proof");
             assert!(verdict.ok, "{mesh:?} {verdict:#?}");
         }
+    }
+}
+
+/// What `quintet verify` is given to run a draw again is that draw: the same job, the same samples.
+#[test]
+fn a_replay_is_the_draw() {
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("replays");
+    for number in deal.numbers.clone() {
+        let draw = deal.draw(number);
+        let told = Job::read(&draw.write(&folder).expect("a file")).expect("a job");
+        told.check().expect("what verify accepts");
+        let (there, here) = (samples(&told).expect("samples"), draw.samples());
+        for step in 1..=draw.job.steps {
+            let all = draw.job.batch.global_batch;
+            assert_eq!(there.batch(step, all), here.batch(step, all), "{number}");
+        }
+        let data = draw.job.data.clone();
+        assert_eq!(Job { data, ..told }, draw.job, "{number}");
+    }
+}
+
+/// And the command says what the suite found, to the last digit.
+#[test]
+fn the_command_finds_what_the_suite_finds() {
+    let deal = Deal::new(Dtype::F64, IN_F64);
+    for number in deal.numbers.clone().take(6) {
+        let draw = deal.draw(number);
+        let command = draw.replay(&format!("replay-{number}")).expect("a file");
+        let words = command.split(' ').skip(1).chain(["--json"]);
+        let run = Command::new(env!("CARGO_BIN_EXE_quintet"))
+            .args(words)
+            .output()
+            .expect("the program");
+        let found = suite::run(&draw).expect("a run").verdict;
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert_eq!(said, found.json().expect("a text"), "draw {number}");
+        assert_eq!(run.status.code(), Some(if found.ok { 0 } else { 4 }));
     }
 }

@@ -51,9 +51,10 @@ fn train(world: Comm) -> Result<(), Error> {
     let partition = Partition::new(layout.clone(), ZeroStage::Three);
     let groups = {
         let parent = world.subgroup(world.group(), "zero")?;
-        GroupSet::build(&[&layout], world, |name, ranks| {
-            parent.subgroup(&ProcessGroup::new(ranks, rank)?, name)
-        })?
+        let make =
+            |name: &str, ranks: &[usize]| parent.subgroup(&ProcessGroup::new(ranks, rank)?, name);
+        // Gathers on communicators of their own do not queue behind reductions.
+        GroupSet::build(&[&layout], world, make)?.with_gathering(&[&layout], make)?
     };
 
     let mut params = Params::zeros(&device, &partition)?;

@@ -78,6 +78,25 @@ pub fn gather_state<B: Optimizer, C: Collectives<B>, E: Scalar>(
     kinds.into_iter().enumerate().map(full).collect()
 }
 
+/// All master weights; none where parameters are their own.
+///
+/// # Errors
+/// As [`gather_params`].
+pub fn gather_master<B: Optimizer, C: Collectives<B>, E: Scalar>(
+    device: &B,
+    optimizers: &[&ShardedOptimizer<B, E>],
+    groups: &impl Groups<C>,
+) -> Result<Option<Full>, Error> {
+    let layouts: Vec<&FlatLayout> = optimizers.iter().map(|o| &**o.layout()).collect();
+    let Some(index) = optimizers.first().and_then(|o| o.master_kind()) else {
+        return Ok(None);
+    };
+    let read = |chunk: usize, part, range, host: &mut [E::Acc]| {
+        optimizers[chunk].read_state(index, part, &range, host)
+    };
+    gather(device, &layouts, groups, read).map(Some)
+}
+
 /// Gathers what `read(chunk, part, range, host)` reads of each piece that a rank counts.
 fn gather<B: Backend, C: Collectives<B>, T: Wire + Float>(
     device: &B,

@@ -15,6 +15,13 @@ pub trait Groups<C> {
     /// The ranks that differ from this one at most on these factors.
     fn over(&self, factors: &[Factor]) -> Option<&C>;
 
+    /// The same ranks, for parameters on their way to their use under stage 3. A communicator
+    /// issues its collectives in order: with one of their own, gathers of the next layer do not
+    /// queue behind the reductions of the one before. Where there is none, [`Groups::over`].
+    fn gathering(&self, factors: &[Factor]) -> Option<&C> {
+        self.over(factors)
+    }
+
     /// The ranks at this one's place on these stages.
     fn tie(&self, stages: &[usize]) -> Option<&C>;
 
@@ -26,6 +33,7 @@ pub trait Groups<C> {
 #[derive(Debug)]
 pub struct GroupSet<C> {
     over: BTreeMap<Vec<Factor>, C>,
+    gathering: BTreeMap<Vec<Factor>, C>,
     tie: BTreeMap<Vec<usize>, C>,
     world: C,
 }
@@ -57,13 +65,44 @@ impl<C> GroupSet<C> {
                 }
             }
         }
-        Ok(Self { over, tie, world })
+        Ok(Self {
+            over,
+            gathering: BTreeMap::new(),
+            tie,
+            world,
+        })
+    }
+
+    /// Adds communicators of their own for gathers ([`Groups::gathering`]), made in the same way:
+    /// for stage 3, so that in backward parameters and gradients move at once.
+    ///
+    /// # Errors
+    /// What `make` fails with.
+    pub fn with_gathering<X>(
+        mut self,
+        layouts: &[&FlatLayout],
+        mut make: impl FnMut(&str, &[usize]) -> Result<C, X>,
+    ) -> Result<Self, X> {
+        for layout in layouts {
+            for shard in layout.parts().iter().map(|part| &part.shard) {
+                if !shard.is_empty() && !self.gathering.contains_key(shard) {
+                    let ranks = layout.mesh().group(layout.rank(), shard);
+                    let name = format!("{} gathers", factors_name(shard));
+                    self.gathering.insert(shard.clone(), make(&name, &ranks)?);
+                }
+            }
+        }
+        Ok(self)
     }
 }
 
 impl<C> Groups<C> for GroupSet<C> {
     fn over(&self, factors: &[Factor]) -> Option<&C> {
         self.over.get(factors)
+    }
+
+    fn gathering(&self, factors: &[Factor]) -> Option<&C> {
+        self.gathering.get(factors).or_else(|| self.over(factors))
     }
 
     fn tie(&self, stages: &[usize]) -> Option<&C> {
@@ -96,6 +135,17 @@ pub(crate) fn over<'a, B: Backend, C: Collectives<B>>(
         &ranks,
         layout.rank(),
     )
+}
+
+/// The communicator on which parameters are gathered over `factors`, found to span the right ranks.
+pub(crate) fn gathering<'a, B: Backend, C: Collectives<B>>(
+    groups: &'a impl Groups<C>,
+    layout: &FlatLayout,
+    factors: &[Factor],
+) -> Result<&'a C, Error> {
+    let ranks = layout.mesh().group(layout.rank(), factors);
+    let name = || format!("{} gathers", factors_name(factors));
+    checked(groups.gathering(factors), name, &ranks, layout.rank())
 }
 
 /// The communicator over a part's stages, found to span the right ranks.

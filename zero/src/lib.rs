@@ -111,7 +111,7 @@ mod views;
 
 pub use clip::{clip_factor, grad_norm};
 pub use error::Error;
-pub use full::{Full, gather_grads, gather_params, gather_state};
+pub use full::{Full, gather_grads, gather_master, gather_params, gather_state};
 pub use gather::Gathering;
 pub use groups::{GroupSet, Groups, tie_ranks};
 pub use held::Held;

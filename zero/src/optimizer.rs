@@ -210,6 +210,11 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
         self.rule.moments().iter().copied().chain(master).collect()
     }
 
+    /// The index among [`ShardedOptimizer::kinds`] of master weights, where there are any.
+    pub(crate) fn master_kind(&self) -> Option<usize> {
+        (!one_type::<E>()).then_some(self.rule.moments().len())
+    }
+
     /// Reads `range` of a part, which lies within what this rank keeps, of the kind of this index.
     pub(crate) fn read_state(
         &self,
@@ -224,6 +229,68 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
             let own = range.start - state.range.start..range.end - state.range.start;
             self.device
                 .download(B::slice(B::whole(buffer), own), host)?;
+        }
+        Ok(())
+    }
+
+    /// Sets every master weight that this rank keeps: `value(entry, logical index)`, in f64. Does
+    /// nothing where parameters are their own. The parameters stay as they are: they are to be set
+    /// to the same values, rounded.
+    ///
+    /// # Errors
+    /// What the device fails with.
+    pub fn fill_master(
+        &mut self,
+        mut value: impl FnMut(&Entry, usize) -> f64,
+    ) -> Result<(), Error> {
+        let layout = self.layout().clone();
+        for (state, part) in self.parts.iter_mut().zip(layout.parts()) {
+            if state.master.is_some() {
+                let host = host_of::<E::Acc>(&layout, &part.entries, &state.range, &mut value);
+                state.master = Some(self.device.upload(Tag::Optimizer, &host)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds `by(logical index)` to a parameter that no gradient reaches, where steps are taken on it:
+    /// to its master weight where there is one, which the next step writes to where it is used.
+    ///
+    /// # Errors
+    /// As [`ParamStore::part`], and what the device fails with.
+    pub fn shift(
+        &mut self,
+        params: &mut ParamStore<B, E>,
+        entry: &Entry,
+        by: impl Fn(usize) -> f64,
+    ) -> Result<(), Error> {
+        let moved = |x: f64, index| x + by(index);
+        let layout = self.layout().clone();
+        let Some(State {
+            range,
+            master: Some(master),
+            ..
+        }) = self.parts.get_mut(entry.part)
+        else {
+            let (mut values, runs) = params.read(entry)?;
+            for (at, logical, len) in runs {
+                for i in 0..len {
+                    values[at + i] = E::from_f64(moved(values[at + i].to_f64(), logical + i));
+                }
+            }
+            return params.write(entry, &values);
+        };
+        for (at, logical, len) in layout.runs(entry, range) {
+            let own = at - range.start..at - range.start + len;
+            let mut host = alloc::vec![E::Acc::from_f64(0.0); len];
+            let held = B::slice(B::whole(master), own.clone());
+            self.device.download(held, &mut host)?;
+            for (i, x) in host.iter_mut().enumerate() {
+                *x = E::Acc::from_f64(moved(x.to_f64(), logical + i));
+            }
+            let values = self.device.upload(Tag::Scratch, &host)?;
+            let to = slice_mut::<B, _>(B::whole_mut(master), own);
+            self.device.copy(B::whole(&values), to)?;
         }
         Ok(())
     }
@@ -247,16 +314,8 @@ impl<B: Optimizer, E: Scalar> ShardedOptimizer<B, E> {
                 .chain(&mut state.master)
                 .zip(&kinds)
             {
-                let mut host = alloc::vec![E::Acc::from_f64(0.0); state.range.len()];
-                for &entry in &part.entries {
-                    let entry = &layout.entries()[entry];
-                    for (at, logical, len) in layout.runs(entry, &state.range) {
-                        for i in 0..len {
-                            let here = at - state.range.start + i;
-                            host[here] = E::Acc::from_f64(value(kind, entry, logical + i));
-                        }
-                    }
-                }
+                let value = |entry: &Entry, index| value(kind, entry, index);
+                let host = host_of::<E::Acc>(&layout, &part.entries, &state.range, value);
                 *buffer = self.device.upload(Tag::Optimizer, &host)?;
             }
         }
@@ -375,6 +434,25 @@ impl Numbers {
         }
         Ok(())
     }
+}
+
+/// `range` of a part whose elements are `value(entry, logical index)`; padding is 0.
+fn host_of<T: Float>(
+    layout: &FlatLayout,
+    entries: &[usize],
+    range: &Range<usize>,
+    mut value: impl FnMut(&Entry, usize) -> f64,
+) -> Vec<T> {
+    let mut host = alloc::vec![T::from_f64(0.0); range.len()];
+    for &entry in entries {
+        let entry = &layout.entries()[entry];
+        for (at, logical, len) in layout.runs(entry, range) {
+            for i in 0..len {
+                host[at - range.start + i] = T::from_f64(value(entry, logical + i));
+            }
+        }
+    }
+    host
 }
 
 fn cut<'a, B: Backend, T: quintet_kernels::Data>(

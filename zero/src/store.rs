@@ -254,7 +254,7 @@ impl<B: Backend, E: Scalar> ParamStore<B, E> {
             Some(part) if part.places > 1 => part,
             _ => return Ok(None),
         };
-        let group = groups::over(groups, &layout, &part.shard)?;
+        let group = groups::gathering(groups, &layout, &part.shard)?;
         let buffer = if self.partition.gathers(index) {
             let mut whole = self.device.alloc(Tag::Param, part.len)?;
             let mine = slice_mut::<B, E>(B::whole_mut(&mut whole), part.chunk(part.place));

@@ -9,14 +9,19 @@
 
 use std::{
     string::{String, ToString},
+    sync::{Arc, OnceLock},
     vec::Vec,
 };
 
 use crate::{
-    DType, Element, Order, ReduceOp, Result,
+    DType, Element, Error, Order, ReduceOp, Result,
     performer::{Link, Performer, View},
     plan::Plan,
-    transport::{Call, Message, Site, Tag, Transport, Wait},
+    recorder::Subject,
+    transport::{
+        Call, Message, Site, Tag, Transport, Wait,
+        direct::{Memory as Addresses, Pinned, Shared, Sharing},
+    },
 };
 
 /// An operation that goes as far as it can and then says what it waits for.
@@ -29,6 +34,8 @@ pub(super) trait Act<T> {
     fn report(&self) -> Report;
     /// What it may not overtake.
     fn track(&self) -> Track;
+    /// What is recorded of it; its peer is a place in the group.
+    fn subject(&self) -> Subject;
 }
 
 #[derive(Debug)]
@@ -53,67 +60,191 @@ pub(super) enum Track {
 /// A collective without its memory.
 #[derive(Debug)]
 pub(super) struct Run {
-    pub(super) plan: Plan,
+    pub(super) known: Arc<Known>,
     pub(super) dtype: DType,
     pub(super) redop: Option<ReduceOp>,
     pub(super) order: Order,
     pub(super) site: Site,
-    pub(super) performer: Option<Performer>,
+    /// Its number in the group, once it has one.
+    pub(super) sequence: Option<u64>,
+    pub(super) way: Way,
+}
+
+/// A plan, and what it sends from this rank.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) plan: Arc<Plan>,
+    pub(super) dtype: DType,
+    sent: OnceLock<Vec<Sent>>,
+}
+
+impl Known {
+    pub(super) fn new(plan: Plan, dtype: DType) -> Self {
+        Self {
+            plan: Arc::new(plan),
+            dtype,
+            sent: OnceLock::new(),
+        }
+    }
+
+    /// What the plan's messages from this rank come to, by receiver.
+    fn sent(&self, rank: usize) -> &[Sent] {
+        self.sent.get_or_init(|| {
+            let mut all: Vec<Sent> = Vec::new();
+            for send in self.plan.iter(rank).flat_map(|round| round.sends) {
+                let width = if send.what.wide() {
+                    self.dtype.accumulator()
+                } else {
+                    self.dtype
+                };
+                let bytes = (send.what.len() * width.bytes()) as u64;
+                match all.iter_mut().find(|sent| sent.to == send.to) {
+                    Some(sent) => {
+                        sent.bytes += bytes;
+                        sent.messages += 1;
+                    }
+                    None => all.push(Sent {
+                        to: send.to,
+                        bytes,
+                        messages: 1,
+                    }),
+                }
+            }
+            all
+        })
+    }
+}
+
+/// What goes to one receiver.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    to: usize,
+    bytes: u64,
+    messages: u64,
+}
+
+/// How a collective is performed.
+#[derive(Debug, Default)]
+pub(super) enum Way {
+    /// It has not begun.
+    #[default]
+    Open,
+    /// By the plan's messages.
+    Messages(Performer),
+    /// In shared memory.
+    Shared(Shared, Call),
 }
 
 impl Run {
+    /// Goes on with what holds the addresses of its memory already; none where it has not begun or
+    /// needs a view.
+    fn resume<E: Element, T: Transport>(&mut self, link: &mut Link<T>) -> Result<Option<bool>> {
+        let Way::Shared(shared, call) = &mut self.way else {
+            return Ok(None);
+        };
+        let transport = &mut link.transport;
+        if !transport.confirmed(call.sequence)? {
+            // The others are mostly about to come.
+            let come = matches!(transport.direct(), Sharing::Ready(end) if end.glance());
+            if !come || !transport.confirmed(call.sequence)? {
+                return Ok(Some(false));
+            }
+        }
+        let Sharing::Ready(end) = transport.direct() else {
+            return Ok(Some(false));
+        };
+        match shared.poll::<E>(end) {
+            Ok(false) => return Ok(Some(false)),
+            Ok(true) => {}
+            Err(rank) => {
+                return Err(Error::Message {
+                    group: transport.name().to_string(),
+                    rank: transport.global(transport.rank()),
+                    peer: transport.global(rank),
+                    op: call.operation.name(),
+                    expected: "a buffer as long as the call needs".to_string(),
+                    got: "a shorter one".to_string(),
+                });
+            }
+        }
+        let sent = self.known.sent(transport.rank());
+        if let Sharing::Ready(end) = transport.direct() {
+            end.count(sent.iter().map(|sent| sent.bytes).sum());
+        }
+        for sent in sent {
+            link.count(sent.to, sent.bytes, sent.messages);
+        }
+        Ok(Some(true))
+    }
+
     fn poll<E: Element, T: Transport>(
         &mut self,
         link: &mut Link<T>,
         sequence: &mut u64,
         view: &mut View<'_, E>,
     ) -> Result<bool> {
-        let performer = match &mut self.performer {
-            Some(performer) => performer,
-            none => {
-                let (plan, dtype) = (&self.plan, self.dtype);
-                let call = Call::new(
-                    *sequence,
-                    plan.shape(),
-                    plan.world(),
-                    dtype,
-                    self.redop,
-                    self.order,
-                )
-                .at(self.site);
-                *sequence += 1;
-                none.insert(Performer::begin(plan, call, link)?)
+        if let Way::Messages(performer) = &mut self.way {
+            return performer.poll(link, view);
+        }
+        let plan = &self.known.plan;
+        let (shape, world) = (plan.shape(), plan.world());
+        let call = Call::new(*sequence, shape, world, self.dtype, self.redop, self.order);
+        let call = call.at(self.site);
+        let shared = match link.transport.direct() {
+            Sharing::NotYet => return link.transport.healthy().map(|()| false),
+            Sharing::Ready(end) if end.takes(plan) => {
+                let (input, output) = view.parts();
+                let redop = self.redop.unwrap_or(ReduceOp::Sum);
+                let memory = Addresses::new(input, output);
+                Some(end.prepare(plan.clone(), redop, memory, *sequence))
             }
+            _ => None,
         };
-        performer.poll(link, view)
+        self.sequence = Some(*sequence);
+        *sequence += 1;
+        match shared {
+            Some(shared) => {
+                link.transport.announce(&call)?;
+                self.way = Way::Shared(shared, call);
+                self.resume::<E, T>(link).map(|over| over == Some(true))
+            }
+            None => {
+                self.way = Way::Messages(Performer::begin(plan, call, link)?);
+                self.poll(link, sequence, view)
+            }
+        }
     }
 
     fn wait(&self, wait: &mut Wait) {
-        if let Some(performer) = &self.performer {
-            performer.wait(wait);
+        match &self.way {
+            Way::Open => {}
+            Way::Messages(performer) => performer.wait(wait),
+            Way::Shared(_, call) => wait.confirm = Some(call.sequence),
+        }
+    }
+
+    fn subject(&self) -> Subject {
+        Subject {
+            op: self.known.plan.shape().operation().name(),
+            dtype: self.dtype,
+            len: self.known.plan.shape().len(self.known.plan.world()),
+            peer: None,
+            site: Some(self.site),
         }
     }
 
     fn report(&self) -> Report {
-        let op = self.plan.shape().operation().name();
-        match &self.performer {
-            Some(performer) => {
-                let (peer, what) = performer.blocked_on();
-                Report {
-                    op,
-                    sequence: performer.call().sequence,
-                    peer,
-                    what,
-                    called: true,
-                }
-            }
-            None => Report {
-                op,
-                sequence: 0,
-                peer: None,
-                what: String::from("its start"),
-                called: false,
-            },
+        let (peer, what) = match &self.way {
+            Way::Messages(performer) => performer.blocked_on(),
+            Way::Shared(..) => (None, String::from("every rank of the group to do its part")),
+            Way::Open => (None, String::from("its start")),
+        };
+        Report {
+            op: self.known.plan.shape().operation().name(),
+            sequence: self.sequence.unwrap_or(0),
+            peer,
+            what,
+            called: self.sequence.is_some(),
         }
     }
 }
@@ -121,13 +252,17 @@ impl Run {
 /// A collective on the caller's memory.
 #[derive(Debug)]
 pub(super) struct Borrowed<'a, E> {
+    /// Dropped first: it sees to it that nobody uses the view's memory any more.
     pub(super) run: Run,
     pub(super) view: View<'a, E>,
 }
 
 impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
     fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
-        self.run.poll(link, sequence, &mut self.view)
+        match self.run.resume::<E, T>(link)? {
+            Some(over) => Ok(over),
+            None => self.run.poll(link, sequence, &mut self.view),
+        }
     }
     fn wait(&self, wait: &mut Wait) {
         self.run.wait(wait);
@@ -137,6 +272,9 @@ impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
     }
     fn track(&self) -> Track {
         Track::Collective
+    }
+    fn subject(&self) -> Subject {
+        self.run.subject()
     }
 }
 
@@ -195,7 +333,8 @@ impl<E: Element> Memory<E> for Pair<E> {
 #[derive(Debug)]
 pub(super) struct Owned<E, M> {
     run: Run,
-    memory: M,
+    /// Dropped after the run, which sees to it that nobody uses it any more.
+    memory: Pinned<M>,
     element: core::marker::PhantomData<fn() -> E>,
 }
 
@@ -203,7 +342,7 @@ impl<E: Element, M: Memory<E>> Owned<E, M> {
     pub(super) fn new(run: Run, memory: M) -> Self {
         Self {
             run,
-            memory,
+            memory: Pinned::new(memory),
             element: core::marker::PhantomData,
         }
     }
@@ -218,13 +357,16 @@ pub(super) trait Yields {
 impl<E: Element, M: Memory<E>> Yields for Owned<E, M> {
     type Output = M::Back;
     fn output(self) -> M::Back {
-        self.memory.back()
+        self.memory.into_inner().back()
     }
 }
 
 impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
     fn poll(&mut self, link: &mut Link<T>, sequence: &mut u64) -> Result<bool> {
-        self.run.poll(link, sequence, &mut self.memory.view())
+        match self.run.resume::<E, T>(link)? {
+            Some(over) => Ok(over),
+            None => self.run.poll(link, sequence, &mut self.memory.get().view()),
+        }
     }
     fn wait(&self, wait: &mut Wait) {
         self.run.wait(wait);
@@ -235,6 +377,9 @@ impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
     fn track(&self) -> Track {
         Track::Collective
     }
+    fn subject(&self) -> Subject {
+        self.run.subject()
+    }
 }
 
 /// A message on its way out. `B` is given back; its elements are copied when the send begins, since
@@ -244,6 +389,7 @@ pub(super) struct Sending<E, B> {
     pub(super) to: usize,
     pub(super) tag: u64,
     pub(super) buffer: B,
+    site: Site,
     state: SendState,
     element: core::marker::PhantomData<fn() -> E>,
 }
@@ -256,11 +402,13 @@ enum SendState {
 }
 
 impl<E, B> Sending<E, B> {
+    #[track_caller]
     pub(super) fn new(to: usize, tag: u64, buffer: B) -> Self {
         Self {
             to,
             tag,
             buffer,
+            site: Site::here(),
             state: SendState::Before,
             element: core::marker::PhantomData,
         }
@@ -304,6 +452,10 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
     fn track(&self) -> Track {
         Track::Send(self.to, self.tag)
     }
+    fn subject(&self) -> Subject {
+        let len = self.buffer.as_ref().len();
+        message::<E>("send", len, (self.to, self.tag), self.site)
+    }
 }
 
 impl<E, B: Send + 'static> Yields for Sending<E, B> {
@@ -319,16 +471,21 @@ pub(super) struct Receiving<E, B> {
     pub(super) from: usize,
     pub(super) tag: u64,
     pub(super) buffer: B,
+    len: usize,
+    site: Site,
     over: bool,
     element: core::marker::PhantomData<fn() -> E>,
 }
 
-impl<E, B> Receiving<E, B> {
-    pub(super) fn new(from: usize, tag: u64, buffer: B) -> Self {
+impl<E: Element, B: AsMut<[E]>> Receiving<E, B> {
+    #[track_caller]
+    pub(super) fn new(from: usize, tag: u64, mut buffer: B) -> Self {
         Self {
             from,
             tag,
+            len: buffer.as_mut().len(),
             buffer,
+            site: Site::here(),
             over: false,
             element: core::marker::PhantomData,
         }
@@ -368,12 +525,25 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
     fn track(&self) -> Track {
         Track::Recv(self.from, self.tag)
     }
+    fn subject(&self) -> Subject {
+        message::<E>("recv", self.len, (self.from, self.tag), self.site)
+    }
 }
 
 impl<E, B: Send + 'static> Yields for Receiving<E, B> {
     type Output = B;
     fn output(self) -> B {
         self.buffer
+    }
+}
+
+fn message<E: Element>(op: &'static str, len: usize, peer: (usize, u64), site: Site) -> Subject {
+    Subject {
+        op,
+        dtype: E::DTYPE,
+        len,
+        peer: Some(peer),
+        site: Some(site),
     }
 }
 
@@ -406,5 +576,12 @@ impl<T: Transport, A: Act<T>, B: Act<T>> Act<T> for Both<A, B> {
     }
     fn track(&self) -> Track {
         Track::Alone
+    }
+    fn subject(&self) -> Subject {
+        // The half that can wait for ever.
+        Subject {
+            op: "sendrecv",
+            ..self.two.subject()
+        }
     }
 }

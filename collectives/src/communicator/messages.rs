@@ -18,6 +18,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// # Errors
     /// [`Error::Timeout`] naming the peer, [`Error::PeerLost`], [`Error::Layout`] where `to` is no
     /// rank.
+    #[track_caller]
     pub fn send<E: Element>(&self, data: &[E], to: usize, tag: u64) -> Result<()> {
         self.peer(to)?;
         if self.core.idle() {
@@ -34,6 +35,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::send`], and [`Error::Message`] for another length or type.
+    #[track_caller]
     pub fn recv<E: Element>(&self, buffer: &mut [E], from: usize, tag: u64) -> Result<()> {
         self.peer(from)?;
         if self.core.idle() {
@@ -54,6 +56,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::recv`].
+    #[track_caller]
     pub fn sendrecv<E: Element>(
         &self,
         data: &[E],

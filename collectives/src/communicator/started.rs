@@ -115,6 +115,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::start_all_reduce`], and [`crate::Error::Layout`] where `to` is no rank.
+    #[track_caller]
     pub fn start_send<E, B>(
         &self,
         buffer: B,
@@ -135,6 +136,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     ///
     /// # Errors
     /// Those of [`Communicator::start_send`].
+    #[track_caller]
     pub fn start_recv<E, B>(
         &self,
         buffer: B,
@@ -169,7 +171,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         let run = self.run(shape, E::DTYPE, redop)?;
         let (input, output) = (framed.input.clone(), framed.output.clone());
         fits::<E>(
-            &run.plan,
+            &run.known.plan,
             self.rank(),
             &View::Whole {
                 buffer: framed.buffer.as_mut(),

@@ -15,7 +15,7 @@ use std::{
     collections::VecDeque,
     string::{String, ToString},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -25,6 +25,8 @@ use std::{
 
 use super::{
     act::{Act, Report, Track, Yields},
+    log::{Log, Note},
+    observer::{Observed, Observer},
     stats::{Counters, Stats},
 };
 use crate::{
@@ -39,10 +41,14 @@ pub(super) struct Core<T> {
     engine: Mutex<Engine<T>>,
     pub(super) control: Arc<dyn Control>,
     counters: Arc<Counters>,
+    /// Where its calls are recorded, if anywhere.
+    pub(super) log: Log,
     queue: Mutex<Queue<T>>,
     bell: Condvar,
     /// Threads that want the engine between two rounds of the worker.
     visitors: AtomicUsize,
+    /// Hears of what is over; set at most once.
+    pub(super) observer: OnceLock<Arc<dyn Observer>>,
 }
 
 struct Engine<T> {
@@ -85,9 +91,11 @@ impl<T: Transport + Send + 'static> Core<T> {
                 sequence: 0,
             }),
             counters: Arc::default(),
+            log: Log::default(),
             queue: Mutex::new(queue),
             bell: Condvar::new(),
             visitors: AtomicUsize::new(0),
+            observer: OnceLock::new(),
         })
     }
 
@@ -111,12 +119,28 @@ impl<T: Transport + Send + 'static> Core<T> {
 
     /// Performs an act on this thread.
     pub(super) fn drive<A: Act<T>>(&self, act: &mut A, deadline: Duration) -> Result<()> {
+        let mut note = self.log.note(act.subject());
+        let outcome = self.drive_on(act, deadline, &mut note);
+        note.over(&outcome);
+        outcome
+    }
+
+    fn drive_on<A: Act<T>>(&self, act: &mut A, deadline: Duration, note: &mut Note) -> Result<()> {
         let mut engine = lock(&self.engine);
+        let watch = self.watch(&engine);
         let mut begin = None;
         loop {
-            match self.poll(&mut engine, act) {
+            let outcome = self.poll(&mut engine, act);
+            note.begun(|| act.report());
+            match outcome {
                 Ok(false) => {}
-                over => return over.map(drop),
+                over => {
+                    if let Some((began, before)) = watch {
+                        let sent = engine.link.bytes - before;
+                        self.tell(&engine, act, (began, false, sent), over.is_ok());
+                    }
+                    return over.map(drop);
+                }
             }
             let now = Instant::now();
             let waited = now - *begin.get_or_insert(now);
@@ -145,11 +169,13 @@ impl<T: Transport + Send + 'static> Core<T> {
     {
         let (pending, completer) = Pending::pair(self.counters.clone());
         let job = Started {
+            note: self.log.note(act.subject()),
             act,
             completer,
             gate: Some(Box::new(gate)),
             begun: false,
             since: None,
+            sent: 0,
             deadline,
         };
         let mut queue = lock(&self.queue);
@@ -301,6 +327,44 @@ impl<T: Transport + Send + 'static> Core<T> {
         outcome
     }
 
+    /// The time and the bytes sent so far, where somebody wants to hear of operations.
+    fn watch(&self, engine: &Engine<T>) -> Option<(Instant, u64)> {
+        self.observer.get()?;
+        Some((Instant::now(), engine.link.bytes))
+    }
+
+    /// Tells the observer of an act that is over: when it began, whether it was started, and the
+    /// bytes it sent.
+    fn tell<A: Act<T> + ?Sized>(
+        &self,
+        engine: &Engine<T>,
+        act: &A,
+        (began, started, bytes): (Instant, bool, u64),
+        ok: bool,
+    ) {
+        let Some(observer) = self.observer.get() else {
+            return;
+        };
+        let (report, transport) = (act.report(), &engine.link.transport);
+        let message = act.track() != Track::Collective;
+        observer.over(&Observed {
+            group: transport.name(),
+            world: transport.world(),
+            rank: transport.global(transport.rank()),
+            op: report.op,
+            number: report.sequence,
+            peer: report
+                .peer
+                .filter(|_| message)
+                .map(|peer| transport.global(peer)),
+            bytes,
+            began,
+            ended: Instant::now(),
+            started,
+            ok,
+        });
+    }
+
     fn timeout(&self, engine: &Engine<T>, report: Report, waited: Duration, track: Track) -> Error {
         let transport = &engine.link.transport;
         // Who has not even called is to blame before whoever waits for it in turn.
@@ -356,10 +420,13 @@ trait Job<T>: Send {
 
 struct Started<A: Yields> {
     act: A,
+    note: Note,
     completer: Completer<A::Output>,
     gate: Option<Box<dyn Gate>>,
     begun: bool,
     since: Option<Instant>,
+    /// Payload bytes it has sent.
+    sent: u64,
     deadline: Duration,
 }
 
@@ -387,8 +454,14 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
         }
         if self.gate.is_none() {
             self.begun = true;
-            if core.poll(engine, &mut self.act)? {
-                return Ok(true);
+            let before = engine.link.bytes;
+            let over = core.poll(engine, &mut self.act);
+            self.note.begun(|| self.act.report());
+            self.sent += engine.link.bytes - before;
+            if !matches!(over, Ok(false)) {
+                let began = self.since.unwrap_or(since);
+                core.tell(engine, &self.act, (began, true, self.sent), over.is_ok());
+                return over;
             }
         }
         let waited = since.elapsed();
@@ -422,7 +495,13 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
     }
 
     fn end(self: Box<Self>, outcome: Result<()>) {
-        let Self { act, completer, .. } = *self;
+        let Self {
+            act,
+            note,
+            completer,
+            ..
+        } = *self;
+        note.over(&outcome);
         completer.complete(outcome.map(|()| act.output()));
     }
 }

@@ -1,6 +1,6 @@
 //! A transport with what this side keeps beside it.
 
-use alloc::{format, string::ToString, vec::Vec};
+use alloc::{collections::BTreeMap, format, string::ToString, vec::Vec};
 
 use crate::{
     Element, Error, Result,
@@ -16,6 +16,8 @@ pub struct Link<T> {
     pub bytes: u64,
     /// Messages handed over so far.
     pub messages: u64,
+    /// Payload bytes by receiver: few of a large group, so no table over all.
+    sent_to: BTreeMap<usize, u64>,
     spare: Vec<Vec<u64>>,
 }
 
@@ -26,6 +28,7 @@ impl<T: Transport> Link<T> {
             transport,
             bytes: 0,
             messages: 0,
+            sent_to: BTreeMap::new(),
             spare: Vec::new(),
         }
     }
@@ -38,8 +41,7 @@ impl<T: Transport> Link<T> {
         let bytes = message.bytes() as u64;
         let refused = self.transport.try_send(to, message)?;
         if refused.is_none() {
-            self.bytes += bytes;
-            self.messages += 1;
+            self.count(to, bytes, 1);
         }
         Ok(refused)
     }
@@ -52,10 +54,21 @@ impl<T: Transport> Link<T> {
         let bytes = bytemuck::cast_slice(elements);
         let sent = self.transport.send_bytes(to, tag, E::DTYPE, bytes)?;
         if sent {
-            self.bytes += bytes.len() as u64;
-            self.messages += 1;
+            self.count(to, bytes.len() as u64, 1);
         }
         Ok(sent)
+    }
+
+    /// Payload bytes handed over so far, by place of the receiver.
+    pub fn sent_to(&self) -> &BTreeMap<usize, u64> {
+        &self.sent_to
+    }
+
+    /// Counts what went to a receiver.
+    pub(crate) fn count(&mut self, to: usize, bytes: u64, messages: u64) {
+        self.bytes += bytes;
+        self.messages += messages;
+        *self.sent_to.entry(to).or_default() += bytes;
     }
 
     /// A message from `from` that must hold `len` elements of `E`.

@@ -47,6 +47,35 @@ impl<E: Element> View<'_, E> {
         }
     }
 
+    /// Where input and output lie, and how many elements each has.
+    #[cfg(feature = "std")]
+    pub(crate) fn parts(&mut self) -> ((*const E, usize), (*mut E, usize)) {
+        match self {
+            Self::Apart { input, output } => (
+                (input.as_ptr(), input.len()),
+                (output.as_mut_ptr(), output.len()),
+            ),
+            Self::Whole {
+                buffer,
+                input,
+                output,
+            } => {
+                let len = buffer.len();
+                let all = buffer.as_mut_ptr();
+                // Ranges beyond the buffer, which nobody has checked yet, lead nowhere.
+                let inside = |range: &Range<usize>| {
+                    let start = range.start.min(len);
+                    (
+                        all.wrapping_add(start),
+                        range.end.min(len).saturating_sub(start),
+                    )
+                };
+                let (from, input_len) = inside(input);
+                ((from.cast_const(), input_len), inside(output))
+            }
+        }
+    }
+
     pub(super) fn copy(&mut self, from: Range<usize>, at: usize) {
         match self {
             Self::Apart { input, output } => {

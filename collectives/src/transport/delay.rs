@@ -38,6 +38,17 @@ impl<T: Transport> Delay<T> {
         }
     }
 
+    /// Sends a message that arrives so much later than it would.
+    pub(super) fn send_after(
+        &mut self,
+        to: usize,
+        mut message: Message,
+        late: Duration,
+    ) -> Result<Option<Message>> {
+        message.due = now() + late.as_nanos() as u64;
+        self.inner.try_send(to, message)
+    }
+
     fn held_at(&self, from: usize, tag: Tag) -> Option<usize> {
         self.held
             .iter()
@@ -62,11 +73,10 @@ impl<T: Transport> Transport for Delay<T> {
         self.inner.name()
     }
 
-    fn try_send(&mut self, to: usize, mut message: Message) -> Result<Option<Message>> {
+    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         let bytes = u32::try_from(message.bytes()).unwrap_or(u32::MAX);
-        message.due =
-            now() + (self.latency + self.per_byte.saturating_mul(bytes)).as_nanos() as u64;
-        self.inner.try_send(to, message)
+        let late = self.latency + self.per_byte.saturating_mul(bytes);
+        self.send_after(to, message, late)
     }
 
     fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {

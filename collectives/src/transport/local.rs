@@ -1,9 +1,9 @@
 //! Ranks as threads of one process (`std`).
 //!
 //! ```text
-//! group                 inbox of rank 0        inbox of rank 1       board
-//!   lane from rank 0      [        ]             [ m m ]               call 41: all_reduce, 3 of 4 came
-//!   lane from rank 1      [ m      ]             [     ]               call 42: broadcast,  1 of 4 came
+//! group                 inbox of rank 0        inbox of rank 1       arena
+//!   lane from rank 0      [        ]             [ m m ]               progress, calls, duties, slots
+//!   lane from rank 1      [ m      ]             [     ]
 //!                           ^ one mutex, one condvar per inbox
 //! ```
 //!
@@ -12,8 +12,9 @@
 //! passes when the lane is empty. A receiver sleeps on its own inbox and says what it wants, so it is
 //! woken once, when all of it is there, and never for something else.
 //!
-//! The board is the group's memory of calls: the second rank to announce a number is compared with
-//! the first, and a difference poisons the group before anything wrong can be received.
+//! Calls are announced in the group's arena ([`super::direct`]), in which collectives that fold in rank
+//! order are performed without any message: each rank compares the others' calls with its own, and
+//! a difference poisons the group before anything wrong can be received.
 
 use std::{
     boxed::Box,
@@ -31,7 +32,10 @@ use std::{
 
 use crate::{
     Error, Result,
-    transport::{Call, Control, Message, Tag, Transport, Wait, checked_members},
+    transport::{
+        Call, Control, Message, Tag, Transport, Wait, checked_members,
+        direct::{Arena, Bell, End, Heard, Reach, Sharing},
+    },
 };
 
 mod world;
@@ -46,6 +50,7 @@ pub struct Local {
     shared: Arc<Shared>,
     group: Arc<Group>,
     rank: usize,
+    end: End,
 }
 
 /// What all groups of a world share.
@@ -86,9 +91,9 @@ struct Group {
     ranks: Vec<usize>,
     bound: usize,
     inboxes: Vec<Inbox>,
-    board: Mutex<Board>,
-    /// Calls below this number are confirmed.
-    confirmed: AtomicU64,
+    arena: Arc<Arena>,
+    /// The last two calls of each rank.
+    calls: Vec<Mutex<[Option<Call>; 2]>>,
     poison: OnceLock<Error>,
     left: Vec<AtomicBool>,
 }
@@ -97,6 +102,8 @@ struct Group {
 struct Inbox {
     state: Mutex<InboxState>,
     cond: Condvar,
+    /// How often the owner had reason to look.
+    roused: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -119,24 +126,6 @@ struct Lane {
     held: [(usize, usize); 2],
     /// The sender found no room.
     blocked: bool,
-}
-
-#[derive(Debug, Default)]
-struct Board {
-    /// Number of the first entry.
-    base: u64,
-    entries: VecDeque<Entry>,
-    /// Calls announced, by rank.
-    calls: Vec<u64>,
-    /// Ranks that asked for a confirmation and were told no.
-    waiting: Vec<bool>,
-}
-
-#[derive(Debug)]
-struct Entry {
-    call: Call,
-    first: usize,
-    came: usize,
 }
 
 impl Transport for Local {
@@ -175,12 +164,15 @@ impl Transport for Local {
         let key = (self.rank, message.tag);
         lane.held[class(message.tag)] = (count + 1, held + bytes);
         lane.queue.push_back(message);
-        if state.parked && state.wanted.contains(&key) {
+        if state.wanted.contains(&key) {
             state.needed = state.needed.saturating_sub(1);
             if state.needed == 0 {
-                state.parked = false;
+                inbox.roused.fetch_add(1, Ordering::Release);
+                let parked = core::mem::take(&mut state.parked);
                 drop(state);
-                inbox.cond.notify_one();
+                if parked {
+                    inbox.cond.notify_one();
+                }
             }
         }
         Ok(None)
@@ -205,51 +197,79 @@ impl Transport for Local {
         if blocked {
             self.group.poke(from);
         }
+        if let Tag::Collective(sequence) = tag
+            && self.end.differs(from, sequence)
+        {
+            return Err(self.mismatch(from, sequence));
+        }
         Ok(message)
     }
 
     fn announce(&mut self, call: &Call) -> Result<()> {
         self.group.healthy()?;
-        match self.group.post(self.rank, call) {
-            Ok(()) => Ok(()),
-            Err(mismatch) => Err(self.shared.poison(&self.group, mismatch)),
+        let kept = (call.sequence % 2) as usize;
+        lock(&self.group.calls[self.rank])[kept] = Some(*call);
+        self.end.announce(call);
+        match self.end.heard() {
+            Heard::Differs(rank) => Err(self.mismatch(rank, call.sequence)),
+            _ => Ok(()),
         }
     }
 
     fn confirmed(&mut self, sequence: u64) -> Result<bool> {
         self.group.healthy()?;
-        if self.group.confirmed.load(Ordering::Acquire) > sequence {
-            return Ok(true);
+        match self.end.heard() {
+            Heard::All => return Ok(true),
+            Heard::Differs(rank) => return Err(self.mismatch(rank, sequence)),
+            Heard::Some => {}
         }
-        let mut board = lock(&self.group.board);
-        if board.base > sequence {
-            return Ok(true);
-        }
-        board.waiting[self.rank] = true;
+        // Whether it left is read first: what a rank announced before it left counts.
         let absent =
-            |&r: &usize| board.calls[r] <= sequence && self.group.left[r].load(Ordering::Acquire);
+            |&r: &usize| self.group.left[r].load(Ordering::Acquire) && !self.end.has_called(r);
         let absent = (0..self.world()).find(absent);
-        drop(board);
         absent.map_or(Ok(false), |rank| Err(self.lost(rank)))
     }
 
-    fn absent(&self, sequence: u64) -> Option<usize> {
-        let board = lock(&self.group.board);
-        board.calls.iter().position(|&calls| calls <= sequence)
+    fn healthy(&mut self) -> Result<()> {
+        self.group.healthy()
+    }
+
+    fn absent(&self, _: u64) -> Option<usize> {
+        self.end.laggard()
+    }
+
+    fn direct(&mut self) -> Sharing<'_> {
+        Sharing::Ready(&mut self.end)
     }
 
     fn park(&mut self, wait: &Wait, timeout: Duration) {
         let inbox = &self.group.inboxes[self.rank];
         let mut state = lock(&inbox.state);
         let until = Instant::now() + timeout;
+        let (mut looking, watching) = (true, wait.confirm.is_some());
         state.want(wait);
         loop {
             let nothing = state.needed == 0 && !wait.recv.is_empty();
-            if core::mem::take(&mut state.poked) || nothing || self.group.poison.get().is_some() {
+            let poisoned = self.group.poison.get().is_some();
+            let arrived = watching && self.end.arrived();
+            if core::mem::take(&mut state.poked) || nothing || poisoned || arrived {
                 break;
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                break;
+            }
+            if core::mem::take(&mut looking) {
+                // What is due soon is not worth a sleep.
+                let before = inbox.roused.load(Ordering::Acquire);
+                drop(state);
+                self.end.linger(|| {
+                    inbox.roused.load(Ordering::Acquire) != before || watching && self.end.arrived()
+                });
+                state = lock(&inbox.state);
+                continue;
+            }
+            if watching && !self.end.may_sleep(1) {
                 break;
             }
             state.parked = true;
@@ -264,16 +284,18 @@ impl Transport for Local {
         }
         state.parked = false;
         state.poked = false;
+        state.wanted.clear();
+        drop(state);
+        if watching {
+            self.end.awake();
+        }
     }
 
     fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
         let rank = checked_members(members, self.world(), self.rank)?;
         let ranks: Vec<usize> = members.iter().map(|&m| self.group.ranks[m]).collect();
-        Ok(Self {
-            group: self.shared.group(name, ranks, self.global(self.rank)),
-            shared: self.shared.clone(),
-            rank,
-        })
+        let group = self.shared.group(name, ranks, self.global(self.rank));
+        Ok(Self::new(self.shared.clone(), group, rank))
     }
 
     fn control(&self) -> Arc<dyn Control> {
@@ -286,6 +308,35 @@ impl Transport for Local {
 }
 
 impl Local {
+    fn new(shared: Arc<Shared>, group: Arc<Group>, rank: usize) -> Self {
+        let bell = Arc::new(Pokes(Arc::downgrade(&group)));
+        let end = (group.arena.clone(), rank);
+        Self {
+            end: End::new(end, shared.world, Reach::Threads, bell),
+            shared,
+            group,
+            rank,
+        }
+    }
+
+    /// The same sentence on whichever rank finds it: the lower rank first.
+    fn mismatch(&self, other: usize, sequence: u64) -> Error {
+        let (first, second) = (self.rank.min(other), self.rank.max(other));
+        let call = |rank: usize| lock(&self.group.calls[rank])[(sequence % 2) as usize];
+        let (Some(first_call), Some(second_call)) = (call(first), call(second)) else {
+            return self.lost(other);
+        };
+        let mismatch = Error::Mismatch {
+            group: self.group.name.clone(),
+            sequence,
+            first: self.group.ranks[first],
+            first_call: Box::new(first_call),
+            second: self.group.ranks[second],
+            second_call: Box::new(second_call),
+        };
+        self.shared.poison(&self.group, mismatch)
+    }
+
     /// That member is gone and something was still expected of it: nobody in the group can go on.
     fn lost(&self, rank: usize) -> Error {
         let reason = format!(
@@ -297,6 +348,17 @@ impl Local {
             reason,
         };
         self.shared.poison(&self.group, cause)
+    }
+}
+
+/// Wakes members through their inboxes. A group whose members are gone has nobody to wake.
+struct Pokes(Weak<Group>);
+
+impl Bell for Pokes {
+    fn ring(&self, rank: usize, _: u64) {
+        if let Some(group) = self.0.upgrade() {
+            group.poke(rank);
+        }
     }
 }
 
@@ -448,19 +510,15 @@ impl Group {
                     ..Default::default()
                 }),
                 cond: Condvar::new(),
+                roused: AtomicU64::new(0),
             }
-        };
-        let board = Board {
-            calls: std::vec![0; n],
-            waiting: std::vec![false; n],
-            ..Default::default()
         };
         Self {
             name: name.to_string(),
             bound,
             inboxes: (0..n).map(|_| inbox()).collect(),
-            board: Mutex::new(board),
-            confirmed: AtomicU64::new(0),
+            arena: Arc::new(Arena::heap(n)),
+            calls: (0..n).map(|_| Mutex::default()).collect(),
             poison: OnceLock::new(),
             left: (0..n).map(|_| AtomicBool::new(false)).collect(),
             ranks,
@@ -482,55 +540,12 @@ impl Group {
         let inbox = &self.inboxes[rank];
         lock(&inbox.state).poke(inbox);
     }
-
-    /// Writes a call on the board, or says with whom it disagrees.
-    fn post(&self, rank: usize, call: &Call) -> Result<()> {
-        let mut board = lock(&self.board);
-        let at = (call.sequence - board.base) as usize;
-        board.calls[rank] = call.sequence + 1;
-        match board.entries.get_mut(at) {
-            None => board.entries.push_back(Entry {
-                call: *call,
-                first: rank,
-                came: 1,
-            }),
-            Some(entry) if entry.call == *call => entry.came += 1,
-            Some(entry) => {
-                return Err(Error::Mismatch {
-                    group: self.name.clone(),
-                    sequence: call.sequence,
-                    first: self.ranks[entry.first],
-                    first_call: Box::new(entry.call),
-                    second: self.ranks[rank],
-                    second_call: Box::new(*call),
-                });
-            }
-        }
-        let mut moved = false;
-        while board
-            .entries
-            .front()
-            .is_some_and(|entry| entry.came == self.ranks.len())
-        {
-            board.entries.pop_front();
-            board.base += 1;
-            moved = true;
-        }
-        if moved {
-            self.confirmed.store(board.base, Ordering::Release);
-            let waiting: Vec<usize> = (0..self.ranks.len())
-                .filter(|&r| core::mem::take(&mut board.waiting[r]))
-                .collect();
-            drop(board);
-            waiting.into_iter().for_each(|r| self.poke(r));
-        }
-        Ok(())
-    }
 }
 
 impl InboxState {
     fn poke(&mut self, inbox: &Inbox) {
         self.poked = true;
+        inbox.roused.fetch_add(1, Ordering::Release);
         if core::mem::take(&mut self.parked) {
             inbox.cond.notify_one();
         }

@@ -1,4 +1,4 @@
-//! Ranks as processes, over tcp or unix sockets (`std`, unix).
+//! Ranks as processes, over tcp or unix sockets and shared memory (`std`, unix).
 //!
 //! ```text
 //! Join --store--> Seat --communicator()--> Communicator<Sockets>
@@ -14,6 +14,9 @@
 //!
 //! Every rank hears every call of its group: with the first message about it, or else by itself. A
 //! call is over when all have been heard.
+//!
+//! Between ranks of one host the same with [`Kind::Shm`]: the sockets then carry what is short, and what is long
+//! goes by memory that the ranks share ([`super::shm`]).
 //!
 //! Failure: a process that dies closes its control connections, and each survivor sees that for
 //! itself; a survivor that gives up says first why. A host that falls silent is noticed over tcp in
@@ -36,20 +39,25 @@ use crate::{
     transport::{Call, Control, Message, Tag, Transport, Wait, checked_members},
 };
 
+#[cfg(not(target_os = "linux"))]
+mod apart;
 mod codec;
 mod conn;
 pub mod control;
+mod faulty;
 pub mod frame;
 mod group;
 pub(crate) mod handshake;
 mod join;
 mod mesh;
+#[cfg(target_os = "linux")]
+mod near;
 mod seat;
 pub(crate) mod stream;
 pub(crate) mod waker;
 
 pub use join::{Join, Kind};
-pub use seat::Seat;
+pub use seat::{Moved, Seat};
 
 use frame::Kind as Purpose;
 use group::Group;
@@ -68,19 +76,27 @@ pub struct Sockets {
     sent: Vec<u64>,
     /// By place: user bytes sent and not given back, and whether it was asked for them.
     owed: Vec<(u64, bool)>,
+    /// Whether a collective has sent something since it was last seen to be with the kernel.
+    sending: bool,
+    /// Where all members share memory.
+    #[cfg(target_os = "linux")]
+    near: Option<near::Near>,
 }
 
 impl Sockets {
-    fn new(mesh: Arc<Mesh>, group: Arc<Group>) -> Self {
+    fn new(mesh: Arc<Mesh>, group: Arc<Group>) -> Result<Self> {
         let n = group.ranks.len();
-        Self {
+        Ok(Self {
+            #[cfg(target_os = "linux")]
+            near: near::Near::new(&mesh, &group)?,
             mesh,
             group,
             call: None,
             told: vec![0; n],
             sent: vec![0; n],
             owed: vec![(0, false); n],
-        }
+            sending: false,
+        })
     }
 
     /// That member is gone and something was still expected of it: nobody in the group can go on.
@@ -134,6 +150,80 @@ impl Sockets {
         }
     }
 
+    /// Sends a long message by shared memory; false where there is none or no room in it.
+    #[cfg(target_os = "linux")]
+    fn lend(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> bool {
+        let (mesh, rank) = (self.mesh.clone(), self.group.ranks[to]);
+        let Some(shm) = mesh.shm.as_ref().filter(|shm| shm.sees(rank)) else {
+            return false;
+        };
+        if bytes.len() < super::shm::LONG {
+            return false;
+        }
+        let Some(place) = shm.lend(bytes) else {
+            return false;
+        };
+        let frame = frame::Frame {
+            kind: Purpose::Lent,
+            ..self.message(to, tag, dtype, bytes.len() / dtype.bytes())
+        };
+        let number = mesh.push(rank, frame, vec![place]);
+        self.note(to, tag, number);
+        true
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn lend(&mut self, _: usize, _: Tag, _: DType, _: &[u8]) -> bool {
+        false
+    }
+
+    /// A collective is over when what it sent is with the kernel.
+    fn note(&mut self, to: usize, tag: Tag, number: u64) {
+        if matches!(tag, Tag::Collective(_)) {
+            self.sent[to] = number + 1;
+            self.sending = true;
+        }
+    }
+
+    /// The mismatch with a member's call, told to all.
+    #[cfg(target_os = "linux")]
+    fn differs(&self, place: usize) -> Error {
+        let cause = self
+            .near
+            .as_ref()
+            .map(|near| near.mismatch(place, &self.group));
+        let cause = cause.unwrap_or_else(|| self.lost(place));
+        self.mesh.poison(&self.group, cause)
+    }
+
+    /// [`Transport::confirmed`] where the calls are in the arena.
+    #[cfg(target_os = "linux")]
+    fn confirmed_near(&mut self) -> Result<bool> {
+        use super::direct::Heard;
+        let Some(near) = &mut self.near else {
+            return Ok(false);
+        };
+        let heard = near.heard(&self.mesh, &self.group);
+        match heard {
+            Some(Heard::All) => return Ok(self.flushed()),
+            Some(Heard::Differs(place)) => return Err(self.differs(place)),
+            Some(Heard::Some) | None => {}
+        }
+        for place in 0..self.group.ranks.len() {
+            // Whether it left is read first: what it called before it left counts.
+            let left = self.left(place);
+            let called = self
+                .near
+                .as_ref()
+                .and_then(near::Near::known)
+                .map_or(place != 0, |end| end.has_called(place));
+            if left && !called {
+                return Err(self.lost(place));
+            }
+        }
+        Ok(false)
+    }
+
     /// The same with the payload's checksum, where this run has them.
     fn summed(&self, frame: frame::Frame, payload: &[u8]) -> frame::Frame {
         let payload_crc = self.mesh.payload_crc.then(|| crc32c::crc32c(payload));
@@ -164,12 +254,24 @@ impl Sockets {
 
     /// Whether what collectives sent is with the kernel.
     fn flushed(&self) -> bool {
+        if !self.sending {
+            return true;
+        }
         let ranks = self.group.ranks.iter().zip(&self.sent);
         ranks.into_iter().all(|(&rank, &sent)| {
             self.mesh
                 .peer(rank)
                 .is_none_or(|peer| lock(&peer.out).done >= sent)
         })
+    }
+
+    /// Whether nothing that is waited for in the arena has come; who brings it knocks from now on.
+    fn may_sleep(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        if let Some(end) = self.near.as_ref().and_then(near::Near::known) {
+            return end.may_sleep(near::ON_SOCKETS);
+        }
+        true
     }
 
     /// Sleeps until a socket of this group is ready or somebody rings, and serves what is ready.
@@ -237,14 +339,17 @@ impl Transport for Sockets {
         if matches!(message.tag, Tag::User(_)) && !self.has_room(to, message.bytes() as u64) {
             return Ok(Some(message));
         }
-        let frame = self.message(to, message.tag, message.dtype, message.len());
-        let bytes = message.bytes();
+        let (tag, dtype, len, bytes) = (message.tag, message.dtype, message.len(), message.bytes());
         let words = message.into_storage();
-        let frame = self.summed(frame, &bytemuck::cast_slice::<u64, u8>(&words)[..bytes]);
-        let number = self.mesh.push(self.group.ranks[to], frame, words);
-        if matches!(frame.tag, Tag::Collective(_)) {
-            self.sent[to] = number + 1;
+        let payload = &bytemuck::cast_slice::<u64, u8>(&words)[..bytes];
+        if self.lend(to, tag, dtype, payload) {
+            drop(self.mesh.pool.give(words));
+            return Ok(None);
         }
+        let frame = self.message(to, tag, dtype, len);
+        let frame = self.summed(frame, payload);
+        let number = self.mesh.push(self.group.ranks[to], frame, words);
+        self.note(to, tag, number);
         Ok(None)
     }
 
@@ -260,10 +365,14 @@ impl Transport for Sockets {
         if matches!(tag, Tag::User(_)) {
             return Ok(false);
         }
+        if self.lend(to, tag, dtype, bytes) {
+            return Ok(true);
+        }
         let frame = self.message(to, tag, dtype, bytes.len() / dtype.bytes());
         let frame = self.summed(frame, bytes);
+        mesh.count(self.group.ranks[to], bytes.len());
         let number = lock(&peer.out).push_bytes(frame, bytes, &peer.data, &mesh.pool);
-        self.sent[to] = number + 1;
+        self.note(to, tag, number);
         Ok(true)
     }
 
@@ -280,6 +389,13 @@ impl Transport for Sockets {
             drop(inbox);
             return if left { Err(self.lost(from)) } else { Ok(None) };
         };
+        #[cfg(target_os = "linux")]
+        if let (Tag::Collective(sequence), Some(near)) = (tag, &self.near)
+            && near.known().is_some_and(|end| end.differs(from, sequence))
+        {
+            drop(inbox);
+            return Err(self.differs(from));
+        }
         if matches!(tag, Tag::User(_)) && from != self.group.me {
             let (bytes, asked) = &mut inbox.consumed[from];
             *bytes += message.bytes() as u64;
@@ -295,6 +411,14 @@ impl Transport for Sockets {
 
     fn announce(&mut self, call: &Call) -> Result<()> {
         self.group.healthy()?;
+        #[cfg(target_os = "linux")]
+        if let Some(near) = &mut self.near {
+            near.announce(call, &self.mesh, &self.group);
+            return match near.heard(&self.mesh, &self.group) {
+                Some(super::direct::Heard::Differs(place)) => Err(self.differs(place)),
+                _ => Ok(()),
+            };
+        }
         self.call = Some(*call);
         let outcome = self.group.announce(*call);
         outcome.map_err(|mismatch| {
@@ -306,12 +430,17 @@ impl Transport for Sockets {
 
     fn confirmed(&mut self, sequence: u64) -> Result<bool> {
         self.group.healthy()?;
+        #[cfg(target_os = "linux")]
+        if self.near.is_some() {
+            return self.confirmed_near();
+        }
         self.tell_rest(sequence);
         let inbox = lock(&self.group.inbox);
         if inbox.all_called(sequence) {
             drop(inbox);
             let flushed = self.flushed();
             if flushed {
+                self.sending = false;
                 lock(&self.group.inbox).forget(sequence);
             }
             return Ok(flushed);
@@ -323,11 +452,48 @@ impl Transport for Sockets {
     }
 
     fn absent(&self, sequence: u64) -> Option<usize> {
+        #[cfg(target_os = "linux")]
+        if let Some(near) = &self.near {
+            return near.known().map_or(Some(0), |end| end.laggard());
+        }
         lock(&self.group.inbox).absent(sequence)
+    }
+
+    fn healthy(&mut self) -> Result<()> {
+        self.group.healthy()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn direct(&mut self) -> super::direct::Sharing<'_> {
+        match &mut self.near {
+            Some(near) => near.share(&self.mesh, &self.group),
+            None => super::direct::Sharing::Never,
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn allocate<E: crate::Element>(&self, len: usize) -> Result<super::buffer::Buffer<E>> {
+        use super::buffer::Buffer;
+        let bytes = len.checked_mul(size_of::<E>());
+        match (&self.mesh.shm, bytes) {
+            (Some(shm), Some(bytes)) if self.near.is_some() => {
+                Ok(Buffer::shared(shm.region(bytes)?, len))
+            }
+            _ => Ok(Buffer::private(len)),
+        }
     }
 
     fn park(&mut self, wait: &Wait, timeout: Duration) {
         let until = Instant::now() + timeout;
+        #[cfg(target_os = "linux")]
+        if let Some(near) = &self.near
+            && wait.recv.is_empty()
+            && wait.send.is_empty()
+            && self.flushed()
+        {
+            near.park(&self.group, timeout, |time| self.serve(time));
+            return lock(&self.group.inbox).unpark();
+        }
         let called = wait.confirm.or_else(|| {
             let tags = wait.recv.iter().map(|(_, tag)| *tag);
             tags.filter_map(|tag| match tag {
@@ -342,15 +508,22 @@ impl Transport for Sockets {
         lock(&self.group.inbox).want(wait);
         loop {
             let flushed = wait.confirm.is_none() || self.flushed();
+            // What comes in the arena instead rings here too.
+            let arrived = wait.confirm.is_some() && flushed && !self.may_sleep();
             let mut inbox = lock(&self.group.inbox);
-            let ready = inbox.ready(!wait.recv.is_empty(), flushed);
+            let ready = arrived || inbox.ready(!wait.recv.is_empty(), flushed);
             let left = until.saturating_duration_since(Instant::now());
             if ready || left.is_zero() || self.group.is_poisoned() {
-                break inbox.unpark();
+                inbox.unpark();
+                break;
             }
             inbox.park(true);
             drop(inbox);
             self.serve(left);
+        }
+        #[cfg(target_os = "linux")]
+        if let Some(end) = self.near.as_ref().and_then(near::Near::known) {
+            end.awake();
         }
     }
 
@@ -358,7 +531,7 @@ impl Transport for Sockets {
         let me = checked_members(members, self.world(), self.group.me)?;
         let ranks = members.iter().map(|&m| self.group.ranks[m]).collect();
         let group = self.mesh.group(name, ranks, me)?;
-        Ok(Self::new(self.mesh.clone(), group))
+        Self::new(self.mesh.clone(), group)
     }
 
     fn control(&self) -> Arc<dyn Control> {
@@ -366,6 +539,15 @@ impl Transport for Sockets {
             mesh: self.mesh.clone(),
             group: self.group.clone(),
         })
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        if let Some(near) = &self.near {
+            near.leave(&self.group);
+        }
     }
 }
 

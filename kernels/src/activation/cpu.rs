@@ -7,6 +7,7 @@
 use core::any::TypeId;
 
 use super::Pointwise;
+use crate::dropout::DropoutSpec;
 use crate::error::need;
 use crate::lanes::{GRAIN, columns, columns_per_part};
 use crate::{Cpu, Error, Float, Real};
@@ -190,6 +191,12 @@ impl Pointwise for Cpu {
             #[inline(always)]
             |i, db| add_rows(n, i * cut, dy, db),
         );
+        Ok(())
+    }
+
+    fn dropout<E: Float>(&self, spec: &DropoutSpec, at: &[i32], x: &mut [E]) -> Result<(), Error> {
+        need("dropout", "x", at.len() * spec.width, x.len())?;
+        spec.apply(at, x);
         Ok(())
     }
 

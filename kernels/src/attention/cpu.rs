@@ -14,9 +14,11 @@
 //! over blocks in order, so threads change nothing either.
 
 mod backward;
+mod dropped;
 mod forward;
 mod mask;
 
+use alloc::borrow::Cow;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -45,7 +47,7 @@ impl Attention for Cpu {
         let lens = check(OP, spec, qkv, places)?;
         need(OP, "o", lens.q, o_bshd.len())?;
         need(OP, "lse", lens.lse, lse_bhs.len())?;
-        let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
+        let (q, k, v) = (widen(qkv.0), widen(qkv.1), values(spec, qkv.2));
         let x = Call {
             spec,
             q: &q,
@@ -72,7 +74,7 @@ impl Attention for Cpu {
         need(OP, "the carry's o", lens.q, carry.o_bshd.len())?;
         need(OP, "the carry's max", lens.lse, carry.max_bhs.len())?;
         need(OP, "the carry's sum", lens.lse, carry.sum_bhs.len())?;
-        let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
+        let (q, k, v) = (widen(qkv.0), widen(qkv.1), values(spec, qkv.2));
         let x = Call {
             spec,
             q: &q,
@@ -185,6 +187,7 @@ fn check<E: Float>(
         q_pos: places.q_pos.len(),
         k_pos: places.k_pos.len(),
         documents: places.documents.map(|(q, k)| (q.len(), k.len())),
+        at: places.at.map(|(q, k)| (q.len(), k.len())),
     };
     spec.check(op, [qkv.0.len(), qkv.1.len(), qkv.2.len()], places)
 }
@@ -208,7 +211,7 @@ fn gradients<E: Float>(
     need(OP, "dq", lens.q, dq_len)?;
     need(OP, "dk", lens.kv, dk_len)?;
     need(OP, "dv", lens.kv, dv_len)?;
-    let (q, k, v) = (widen(qkv.0), widen(qkv.1), widen(qkv.2));
+    let (q, k, v) = (widen(qkv.0), widen(qkv.1), values(spec, qkv.2));
     let x = Call {
         spec,
         q: &q,
@@ -259,6 +262,16 @@ fn delta_as<A: Real, T: Tile>(
         }
     });
     true
+}
+
+/// The values, scaled up where probabilities are let go.
+fn values<'a, E: Float>(spec: &AttentionSpec, v: &'a [E]) -> Cow<'a, [E::Acc]> {
+    let v = widen(v);
+    let Some(of) = spec.dropout else {
+        return v;
+    };
+    let scale = E::Acc::from_f64(of.dropout.scale());
+    Cow::Owned(v.iter().map(|&v| v * scale).collect())
 }
 
 fn no_tiles(op: &'static str) -> Error {

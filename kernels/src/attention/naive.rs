@@ -20,6 +20,8 @@ pub struct Inputs<'a> {
     pub k_pos: &'a [i32],
     /// Documents of queries and keys, shaped as the positions.
     pub documents: Option<(&'a [i32], &'a [i32])>,
+    /// Places of queries and keys in their samples, where they are not the positions.
+    pub at: Option<(&'a [i32], &'a [i32])>,
 }
 
 impl Inputs<'_> {
@@ -34,6 +36,20 @@ impl Inputs<'_> {
             }
         };
         (0..spec.keys).map(score).collect()
+    }
+
+    /// What is left of the probability of key `z` for query (b, s, h), as a factor.
+    fn stays(&self, spec: &AttentionSpec, (b, s, h): (usize, usize, usize), z: usize) -> f64 {
+        let Some(of) = spec.dropout else {
+            return 1.0;
+        };
+        let (q, k) = self.at.unwrap_or((self.q_pos, self.k_pos));
+        let (row, column) = (q[b * spec.queries + s], k[b * spec.keys + z]);
+        let draws = of.dropout.draws(b, of.first_head + h);
+        match draws.keeps(row as u32, column as u32) {
+            true => of.dropout.scale(),
+            false => 0.0,
+        }
     }
 
     /// Whether the query at `s` sees the key at `z`.
@@ -60,7 +76,7 @@ pub fn forward(spec: &AttentionSpec, x: Inputs<'_>) -> (Vec<f64>, Vec<f64>) {
         let sum: f64 = scores.iter().map(|s| libm::exp(s - max)).sum();
         lse[lse_at(spec, b, s, h)] = max + libm::log(sum);
         for (z, score) in scores.iter().enumerate() {
-            let p = libm::exp(score - max) / sum;
+            let p = libm::exp(score - max) / sum * x.stays(spec, (b, s, h), z);
             for i in 0..spec.head_dim {
                 o[q_at(spec, b, s, h) + i] += p * x.v[k_at(spec, b, z, h) + i];
             }
@@ -95,7 +111,8 @@ pub fn backward(
         };
         let q_row = q_at(spec, b, s, h);
         let do_ = &do_bshd[q_row..][..spec.head_dim];
-        let dp = |z: usize| dot(do_, &x.v[k_at(spec, b, z, h)..][..spec.head_dim]);
+        let stays = |z: usize| x.stays(spec, (b, s, h), z);
+        let dp = |z: usize| stays(z) * dot(do_, &x.v[k_at(spec, b, z, h)..][..spec.head_dim]);
         let delta: f64 = (0..spec.keys).map(|z| p(scores[z]) * dp(z)).sum();
         for z in 0..spec.keys {
             let k_row = k_at(spec, b, z, h);
@@ -103,7 +120,7 @@ pub fn backward(
             for i in 0..spec.head_dim {
                 dq[q_row + i] += ds * x.k[k_row + i];
                 dk[k_row + i] += ds * x.q[q_row + i];
-                dv[k_row + i] += p(scores[z]) * do_[i];
+                dv[k_row + i] += stays(z) * p(scores[z]) * do_[i];
             }
         }
     }

@@ -25,8 +25,8 @@ impl<L: Launch> CrossEntropy for Gpu<L> {
     fn logit_max<E: Float>(
         &self,
         spec: &CrossEntropySpec,
-        logits_tv: GpuRef<'_, E>,
-        max_t: GpuMut<'_, E::Acc>,
+        logits_tv: GpuRef<'_, L, E>,
+        max_t: GpuMut<'_, L, E::Acc>,
     ) -> Result<(), Error> {
         let op = "logit_max";
         need(op, "logits", spec.len(), logits_tv.len)?;
@@ -42,10 +42,10 @@ impl<L: Launch> CrossEntropy for Gpu<L> {
     fn logit_sums<E: Float>(
         &self,
         spec: &CrossEntropySpec,
-        logits_tv: GpuRef<'_, E>,
-        labels_t: GpuRef<'_, i32>,
-        max_t: GpuRef<'_, E::Acc>,
-        stats_2t: GpuMut<'_, E::Acc>,
+        logits_tv: GpuRef<'_, L, E>,
+        labels_t: GpuRef<'_, L, i32>,
+        max_t: GpuRef<'_, L, E::Acc>,
+        stats_2t: GpuMut<'_, L, E::Acc>,
     ) -> Result<(), Error> {
         let op = "logit_sums";
         need(op, "logits", spec.len(), logits_tv.len)?;
@@ -65,9 +65,9 @@ impl<L: Launch> CrossEntropy for Gpu<L> {
 
     fn token_loss<A: Float>(
         &self,
-        stats_2t: GpuRef<'_, A>,
-        weight_t: GpuRef<'_, A>,
-        loss_t: GpuMut<'_, A>,
+        stats_2t: GpuRef<'_, L, A>,
+        weight_t: GpuRef<'_, L, A>,
+        loss_t: GpuMut<'_, L, A>,
     ) -> Result<(), Error> {
         let (op, tokens) = ("token_loss", loss_t.len);
         need(op, "stats", tokens.saturating_mul(2), stats_2t.len)?;
@@ -85,12 +85,12 @@ impl<L: Launch> CrossEntropy for Gpu<L> {
     fn logit_backward<E: Float>(
         &self,
         spec: &CrossEntropySpec,
-        logits_tv: GpuRef<'_, E>,
-        labels_t: GpuRef<'_, i32>,
-        max_t: GpuRef<'_, E::Acc>,
-        stats_2t: GpuRef<'_, E::Acc>,
-        weight_t: GpuRef<'_, E::Acc>,
-        dlogits_tv: GpuMut<'_, E>,
+        logits_tv: GpuRef<'_, L, E>,
+        labels_t: GpuRef<'_, L, i32>,
+        max_t: GpuRef<'_, L, E::Acc>,
+        stats_2t: GpuRef<'_, L, E::Acc>,
+        weight_t: GpuRef<'_, L, E::Acc>,
+        dlogits_tv: GpuMut<'_, L, E>,
     ) -> Result<(), Error> {
         let op = "logit_backward";
         need(op, "logits", spec.len(), logits_tv.len)?;

@@ -11,9 +11,9 @@ impl<L: Launch> Embedding for Gpu<L> {
     fn embedding<E: Float>(
         &self,
         spec: &EmbeddingSpec,
-        ids_t: GpuRef<'_, i32>,
-        table_vd: GpuRef<'_, E>,
-        y_td: GpuMut<'_, E>,
+        ids_t: GpuRef<'_, L, i32>,
+        table_vd: GpuRef<'_, L, E>,
+        y_td: GpuMut<'_, L, E>,
     ) -> Result<(), Error> {
         let op = "embedding";
         check(
@@ -39,9 +39,9 @@ impl<L: Launch> Embedding for Gpu<L> {
     fn embedding_backward<E: Float>(
         &self,
         spec: &EmbeddingSpec,
-        ids_t: GpuRef<'_, i32>,
-        dy_td: GpuRef<'_, E>,
-        dtable_vd: GpuMut<'_, E::Acc>,
+        ids_t: GpuRef<'_, L, i32>,
+        dy_td: GpuRef<'_, L, E>,
+        dtable_vd: GpuMut<'_, L, E::Acc>,
     ) -> Result<(), Error> {
         let op = "embedding_backward";
         check(

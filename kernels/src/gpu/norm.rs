@@ -1,14 +1,13 @@
 //! The norms: cuda/rms_norm.cu and cuda/layer_norm.cu.
 
 use alloc::format;
-use alloc::vec::Vec;
 
-use super::{Gpu, GpuMut, GpuRef, THREADS, acc, len, packed, ptr_or_null, suffix};
+use super::{Gpu, GpuMut, GpuRef, THREADS, acc, len, packed, pointers, ptr_or_null, suffix};
 use crate::error::need;
 use crate::launch::{Arg, Launch};
 use crate::{Error, Float, Norm, NormSpec};
 
-type Residual<'a, E> = Option<(GpuRef<'a, E>, GpuMut<'a, E>)>;
+type Residual<'a, L, E> = Option<(GpuRef<'a, L, E>, GpuMut<'a, L, E>)>;
 
 impl<L: Launch> Gpu<L> {
     /// A block a row.
@@ -42,7 +41,7 @@ impl<L: Launch> Gpu<L> {
 }
 
 /// The addresses of a residual and of the sum, null where there is none.
-fn residual<E>(residual: &Residual<'_, E>) -> [u64; 2] {
+fn residual<L: Launch, E>(residual: &Residual<'_, L, E>) -> [u64; 2] {
     match residual {
         Some((r, h)) => [r.ptr, h.ptr],
         None => [0; 2],
@@ -54,19 +53,15 @@ fn check(op: &'static str, lens: &[(&'static str, usize, usize)]) -> Result<(), 
     lens.try_for_each(|&(what, expected, got)| need(op, what, expected, got))
 }
 
-fn pointers(ptrs: &[u64]) -> Vec<Arg> {
-    ptrs.iter().map(|&p| Arg::Ptr(p)).collect()
-}
-
 impl<L: Launch> Norm for Gpu<L> {
     fn rms_norm<E: Float>(
         &self,
         spec: &NormSpec,
-        x_td: GpuRef<'_, E>,
-        residual_td: Residual<'_, E>,
-        w_d: GpuRef<'_, E>,
-        y_td: GpuMut<'_, E>,
-        rstd_t: GpuMut<'_, E::Acc>,
+        x_td: GpuRef<'_, L, E>,
+        residual_td: Residual<'_, L, E>,
+        w_d: GpuRef<'_, L, E>,
+        y_td: GpuMut<'_, L, E>,
+        rstd_t: GpuMut<'_, L, E::Acc>,
     ) -> Result<(), Error> {
         let (op, n) = ("rms_norm", spec.len());
         check(
@@ -90,12 +85,12 @@ impl<L: Launch> Norm for Gpu<L> {
     fn rms_norm_backward_input<E: Float>(
         &self,
         spec: &NormSpec,
-        h_td: GpuRef<'_, E>,
-        w_d: GpuRef<'_, E>,
-        rstd_t: GpuRef<'_, E::Acc>,
-        dy_td: GpuRef<'_, E>,
-        dresidual_td: Option<GpuRef<'_, E>>,
-        dh_td: GpuMut<'_, E>,
+        h_td: GpuRef<'_, L, E>,
+        w_d: GpuRef<'_, L, E>,
+        rstd_t: GpuRef<'_, L, E::Acc>,
+        dy_td: GpuRef<'_, L, E>,
+        dresidual_td: Option<GpuRef<'_, L, E>>,
+        dh_td: GpuMut<'_, L, E>,
     ) -> Result<(), Error> {
         let (op, n) = ("rms_norm_backward_input", spec.len());
         check(
@@ -126,10 +121,10 @@ impl<L: Launch> Norm for Gpu<L> {
     fn rms_norm_backward_weight<E: Float>(
         &self,
         spec: &NormSpec,
-        h_td: GpuRef<'_, E>,
-        rstd_t: GpuRef<'_, E::Acc>,
-        dy_td: GpuRef<'_, E>,
-        dw_d: GpuMut<'_, E::Acc>,
+        h_td: GpuRef<'_, L, E>,
+        rstd_t: GpuRef<'_, L, E::Acc>,
+        dy_td: GpuRef<'_, L, E>,
+        dw_d: GpuMut<'_, L, E::Acc>,
     ) -> Result<(), Error> {
         let (op, n) = ("rms_norm_backward_weight", spec.len());
         check(
@@ -149,11 +144,11 @@ impl<L: Launch> Norm for Gpu<L> {
     fn layer_norm<E: Float>(
         &self,
         spec: &NormSpec,
-        x_td: GpuRef<'_, E>,
-        residual_td: Residual<'_, E>,
-        (w_d, b_d): (GpuRef<'_, E>, GpuRef<'_, E>),
-        y_td: GpuMut<'_, E>,
-        (mean_t, rstd_t): (GpuMut<'_, E::Acc>, GpuMut<'_, E::Acc>),
+        x_td: GpuRef<'_, L, E>,
+        residual_td: Residual<'_, L, E>,
+        (w_d, b_d): (GpuRef<'_, L, E>, GpuRef<'_, L, E>),
+        y_td: GpuMut<'_, L, E>,
+        (mean_t, rstd_t): (GpuMut<'_, L, E::Acc>, GpuMut<'_, L, E::Acc>),
     ) -> Result<(), Error> {
         let (op, n) = ("layer_norm", spec.len());
         check(
@@ -180,12 +175,12 @@ impl<L: Launch> Norm for Gpu<L> {
     fn layer_norm_backward_input<E: Float>(
         &self,
         spec: &NormSpec,
-        h_td: GpuRef<'_, E>,
-        w_d: GpuRef<'_, E>,
-        (mean_t, rstd_t): (GpuRef<'_, E::Acc>, GpuRef<'_, E::Acc>),
-        dy_td: GpuRef<'_, E>,
-        dresidual_td: Option<GpuRef<'_, E>>,
-        dh_td: GpuMut<'_, E>,
+        h_td: GpuRef<'_, L, E>,
+        w_d: GpuRef<'_, L, E>,
+        (mean_t, rstd_t): (GpuRef<'_, L, E::Acc>, GpuRef<'_, L, E::Acc>),
+        dy_td: GpuRef<'_, L, E>,
+        dresidual_td: Option<GpuRef<'_, L, E>>,
+        dh_td: GpuMut<'_, L, E>,
     ) -> Result<(), Error> {
         let (op, n) = ("layer_norm_backward_input", spec.len());
         check(
@@ -218,10 +213,10 @@ impl<L: Launch> Norm for Gpu<L> {
     fn layer_norm_backward_weight<E: Float>(
         &self,
         spec: &NormSpec,
-        h_td: GpuRef<'_, E>,
-        (mean_t, rstd_t): (GpuRef<'_, E::Acc>, GpuRef<'_, E::Acc>),
-        dy_td: GpuRef<'_, E>,
-        (dw_d, db_d): (GpuMut<'_, E::Acc>, GpuMut<'_, E::Acc>),
+        h_td: GpuRef<'_, L, E>,
+        (mean_t, rstd_t): (GpuRef<'_, L, E::Acc>, GpuRef<'_, L, E::Acc>),
+        dy_td: GpuRef<'_, L, E>,
+        (dw_d, db_d): (GpuMut<'_, L, E::Acc>, GpuMut<'_, L, E::Acc>),
     ) -> Result<(), Error> {
         let (op, n) = ("layer_norm_backward_weight", spec.len());
         check(

@@ -16,10 +16,10 @@ impl<L: Launch> Optimizer for Gpu<L> {
     fn adamw<E: Float>(
         &self,
         spec: &AdamWSpec,
-        grad: GpuRef<'_, E::Acc>,
-        master: GpuMut<'_, E::Acc>,
-        (m, v): (GpuMut<'_, E::Acc>, GpuMut<'_, E::Acc>),
-        param: Option<GpuMut<'_, E>>,
+        grad: GpuRef<'_, L, E::Acc>,
+        master: GpuMut<'_, L, E::Acc>,
+        (m, v): (GpuMut<'_, L, E::Acc>, GpuMut<'_, L, E::Acc>),
+        param: Option<GpuMut<'_, L, E>>,
     ) -> Result<(), Error> {
         let (op, n) = ("adamw", grad.len);
         if spec.step == 0 {
@@ -55,9 +55,9 @@ impl<L: Launch> Optimizer for Gpu<L> {
     fn sgd<E: Float>(
         &self,
         spec: &SgdSpec,
-        grad: GpuRef<'_, E::Acc>,
-        master: GpuMut<'_, E::Acc>,
-        param: Option<GpuMut<'_, E>>,
+        grad: GpuRef<'_, L, E::Acc>,
+        master: GpuMut<'_, L, E::Acc>,
+        param: Option<GpuMut<'_, L, E>>,
     ) -> Result<(), Error> {
         let (op, n) = ("sgd", grad.len);
         need(op, "master", n, master.len)?;
@@ -76,7 +76,11 @@ impl<L: Launch> Optimizer for Gpu<L> {
     }
 
     /// In f64, in an order that depends on the length of `x` alone.
-    fn add_squares<T: Float>(&self, x: GpuRef<'_, T>, out: GpuMut<'_, f64>) -> Result<(), Error> {
+    fn add_squares<T: Float>(
+        &self,
+        x: GpuRef<'_, L, T>,
+        out: GpuMut<'_, L, f64>,
+    ) -> Result<(), Error> {
         let op = "add_squares";
         if out.len == 0 {
             return need(op, "out", 1, 0);

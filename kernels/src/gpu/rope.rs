@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use std::sync::PoisonError;
 
-use super::{COMPUTE, Gpu, GpuMut, GpuRef, len, suffix};
+use super::{Gpu, GpuMut, GpuRef, len, suffix};
 use crate::error::need;
 use crate::launch::{Arg, Launch};
 use crate::{Error, Float, Rope, RopeSpec};
@@ -33,7 +33,7 @@ impl<L: Launch> Gpu<L> {
         let host: Vec<f64> = (0..half).map(of).collect();
         let bytes: &[u8] = bytemuck::cast_slice(&host);
         let ptr = self.0.launcher.alloc("frequencies", bytes.len())?;
-        self.0.launcher.upload(COMPUTE, bytes, ptr)?;
+        self.0.launcher.upload(self.0.compute(), bytes, ptr)?;
         tables.push(Frequencies { half, theta, ptr });
         Ok(ptr)
     }
@@ -43,8 +43,8 @@ impl<L: Launch> Rope for Gpu<L> {
     fn rope<E: Float>(
         &self,
         spec: &RopeSpec,
-        pos_t: GpuRef<'_, i32>,
-        x_thd: GpuMut<'_, E>,
+        pos_t: GpuRef<'_, L, i32>,
+        x_thd: GpuMut<'_, L, E>,
     ) -> Result<(), Error> {
         let op = "rope";
         if !spec.rotary.is_multiple_of(2) || spec.rotary > spec.head_dim {

@@ -43,6 +43,30 @@ impl GroupedSpec<'_> {
     }
 }
 
+/// Refuses lengths that do not fit [`GroupedGemm::grouped_gemm`].
+pub(crate) fn check_grouped(
+    spec: &GroupedSpec<'_>,
+    a: usize,
+    b: usize,
+    c: usize,
+) -> Result<(), Error> {
+    need(OP, "b", spec.counts.len() * spec.n * spec.k, b)?;
+    need(OP, "a", spec.rows() * spec.k, a)?;
+    need(OP, "c", spec.rows() * spec.n, c)
+}
+
+/// Refuses lengths that do not fit [`GroupedGemm::grouped_gemm_weight`].
+pub(crate) fn check_grouped_weight(
+    spec: &GroupedSpec<'_>,
+    dy: usize,
+    x: usize,
+    dw: usize,
+) -> Result<(), Error> {
+    need(OP, "dw", spec.counts.len() * spec.n * spec.k, dw)?;
+    need(OP, "dy", spec.rows() * spec.n, dy)?;
+    need(OP, "x", spec.rows() * spec.k, x)
+}
+
 /// Products of groups; each is [`Gemm::gemm`] of its group, to the bit.
 pub trait GroupedGemm: Gemm {
     /// `C[rows of g] (+)= A[rows of g] op(B[g])`; A is `[rows, k]`, each `B[g]` is `[k, n]`, or
@@ -59,9 +83,8 @@ pub trait GroupedGemm: Gemm {
         mut c: Self::Mut<'_, E>,
     ) -> Result<(), Error> {
         let (n, k) = (spec.n, spec.k);
-        need(OP, "b", spec.counts.len() * n * k, Self::len(b))?;
-        need(OP, "a", spec.rows() * k, Self::len(a))?;
-        need(OP, "c", spec.rows() * n, Self::len(Self::as_ref(&c)))?;
+        let c_len = Self::len(Self::as_ref(&c));
+        check_grouped(spec, Self::len(a), Self::len(b), c_len)?;
         for (g, first, rows) in spec.groups() {
             let mut one = GemmSpec::new(rows, n, k, Trans::N, b_form);
             one.accumulate = accumulate;
@@ -86,14 +109,8 @@ pub trait GroupedGemm: Gemm {
         mut dw: Self::Mut<'_, E::Acc>,
     ) -> Result<(), Error> {
         let (n, k) = (spec.n, spec.k);
-        need(
-            OP,
-            "dw",
-            spec.counts.len() * n * k,
-            Self::len(Self::as_ref(&dw)),
-        )?;
-        need(OP, "dy", spec.rows() * n, Self::len(dy))?;
-        need(OP, "x", spec.rows() * k, Self::len(x))?;
+        let dw_len = Self::len(Self::as_ref(&dw));
+        check_grouped_weight(spec, Self::len(dy), Self::len(x), dw_len)?;
         for (g, first, rows) in spec.groups() {
             let one = GemmSpec::new(n, k, rows, Trans::T, Trans::N).accumulate();
             let dy = Self::slice(dy, first * n..(first + rows) * n);

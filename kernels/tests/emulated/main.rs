@@ -6,6 +6,8 @@
 // The laws that only f64 on a CPU keeps are not stamped here.
 #![allow(unsafe_code, dead_code)]
 
+#[path = "../matrix_laws/attention.rs"]
+mod attention;
 #[path = "../matrix_laws/backend.rs"]
 mod backend;
 #[path = "../laws/common.rs"]
@@ -14,14 +16,21 @@ mod common;
 mod cross_entropy;
 #[path = "../laws/embedding.rs"]
 mod embedding;
+mod flash;
 #[path = "../matrix_laws/gemm.rs"]
 mod gemm;
+mod golden;
 mod instructions;
 mod laws;
+#[path = "../laws/moe.rs"]
+mod moe;
 #[path = "../laws/norm.rs"]
 mod norm;
 #[path = "../laws/optimizer.rs"]
 mod optimizer;
+mod own_kernels;
+#[path = "../matrix_laws/pieces.rs"]
+mod pieces;
 mod planted;
 #[path = "../laws/pointwise.rs"]
 mod pointwise;

@@ -3,10 +3,11 @@
 use half::bf16;
 use quintet_kernels::emulated::Emulated;
 use quintet_kernels::gemm::naive;
-use quintet_kernels::{Float, GemmSpec, Gpu, Trans};
+use quintet_kernels::gpu::{Activation, FusedSpec};
+use quintet_kernels::{Backend, Float, GemmSpec, Gpu, Trans};
 
 use crate::laws::gpu;
-use crate::support::{FORMS, Random, close, gemm as multiply, wide};
+use crate::support::{FORMS, Random, close, download, gemm as multiply, upload, wide};
 use crate::{backend, gemm, seeds};
 
 /// Rows, columns and depth of a draw: tiles of one element, whole tiles, and a bit more.
@@ -148,4 +149,92 @@ fn the_log_names_what_ran() {
     let spec = GemmSpec::new(2, 2, 4, Trans::N, Trans::T);
     multiply::<_, f32, f32>(&device, &spec, &[1.0; 8], &[1.0; 8], &[0.0; 4]);
     assert_eq!(device.launcher().take_log(), ["gemm_nt_f32_f32"]);
+}
+
+/// A layer with its activation in one pass, against both in f64; values of half a unit's spacing.
+fn fused(seed: u64, activation: Activation, [m, n, k]: [usize; 3]) {
+    let (device, mut rng) = (gpu(seed), Random(seed));
+    let spec = FusedSpec {
+        m,
+        n,
+        k,
+        activation,
+    };
+    let (x, w) = (rng.vec::<bf16>(m * k), rng.vec::<bf16>(n * k));
+    let gelu = activation == Activation::Gelu;
+    let bias = gelu.then(|| rng.vec::<bf16>(n));
+    let mut want = vec![0.0; m * n];
+    let product = GemmSpec::new(m, n, k, Trans::N, Trans::T);
+    let (x64, w64) = (wide(&x), wide(&w));
+    naive::gemm(&product, &x64, &w64, None, None, &mut want);
+    for (i, want) in want.iter_mut().enumerate() {
+        *want += bias.as_ref().map_or(0.0, |b| b[i % n].to_f64());
+    }
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let y = |kept: &[f64]| -> Vec<f64> {
+        match gelu {
+            true => kept.iter().map(|&x| naive::gelu(x)).collect(),
+            false => kept.chunks(2).map(|p| silu(p[0]) * p[1]).collect(),
+        }
+    };
+    let (x_buf, w_buf) = (upload(&device, &x), upload(&device, &w));
+    let bias_buf = bias.as_ref().map(|b| upload(&device, b));
+    let unset = |len: usize| upload(&device, &vec![bf16::NAN; len]);
+    let (mut kept, mut out) = (unset(m * n), unset(if gelu { m * n } else { m * n / 2 }));
+    let (x, w) = (Gpu::whole(&x_buf), Gpu::whole(&w_buf));
+    let bias = bias_buf.as_ref().map(Gpu::whole);
+    let into = (Gpu::whole_mut(&mut kept), Gpu::whole_mut(&mut out));
+    device
+        .gemm_activation(&spec, x, w, bias, into.0, into.1)
+        .unwrap();
+    let (kept_host, u) = (download(&device, &kept), bf16::UNIT_ROUNDOFF);
+    let sums = 1e-6 * k as f64;
+    close("kept", &kept_host, &want, |i| sums + u * want[i].abs());
+    let want_y = y(&want);
+    let most = want.iter().fold(1.0_f64, |m, x| m.max(x.abs()));
+    close("y", &download(&device, &out), &want_y, |i| {
+        2.0 * most * sums + u * want_y[i].abs()
+    });
+
+    // The layer above: its input is y, m x ny; its gradient comes through w2, k x ny.
+    let ny = out_columns(n, gelu);
+    let (dy, w2) = (rng.vec::<bf16>(m * k), rng.vec::<bf16>(k * ny));
+    let mut sum = vec![0.0; m * ny];
+    let product = GemmSpec::new(m, ny, k, Trans::N, Trans::N);
+    naive::gemm(&product, &wide(&dy), &wide(&w2), None, None, &mut sum);
+    let held = wide(&kept_host);
+    let slope = |f: &dyn Fn(f64) -> f64, x: f64| (f(x + 1e-5) - f(x - 1e-5)) / 2e-5;
+    let want: Vec<f64> = (0..m * n)
+        .map(|i| match gelu {
+            true => sum[i] * slope(&naive::gelu, held[i]),
+            false if i % 2 == 0 => sum[i / 2] * slope(&silu, held[i]) * held[i + 1],
+            false => sum[i / 2] * silu(held[i - 1]),
+        })
+        .collect();
+    let (dy, w2, mut dkept) = (upload(&device, &dy), upload(&device, &w2), unset(m * n));
+    let spec = FusedSpec { n: ny, ..spec };
+    let (dy, w2) = (Gpu::whole(&dy), Gpu::whole(&w2));
+    device
+        .gemm_activation_backward(&spec, dy, w2, Gpu::whole(&kept), Gpu::whole_mut(&mut dkept))
+        .unwrap();
+    let bound = 2.0 * most * (sums + 1e-8 * k as f64);
+    close("dkept", &download(&device, &dkept), &want, |i| {
+        bound + u * want[i].abs()
+    });
+}
+
+fn out_columns(n: usize, gelu: bool) -> usize {
+    if gelu { n } else { n / 2 }
+}
+
+#[test]
+fn activations_are_fused() {
+    for seed in seeds() {
+        for activation in [Activation::Gelu, Activation::Swiglu] {
+            fused(seed, activation, [70, 48, 40]);
+            fused(seed + 1, activation, [5, 14, 9]);
+        }
+    }
+    fused(7, Activation::Swiglu, [130, 256, 16]);
+    fused(8, Activation::Gelu, [130, 128, 16]);
 }

@@ -39,6 +39,7 @@ macro_rules! kernel_laws {
             swiglu: pointwise::swiglu,
             gelu: pointwise::gelu,
             sums: pointwise::sums,
+            dropout: pointwise::dropout_by_place,
             casts: pointwise::casts,
             embedding: embedding::looks_up,
             embedding_backward: embedding::scatters_in_order,

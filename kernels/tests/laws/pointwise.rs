@@ -5,11 +5,47 @@
 
 use half::bf16;
 use quintet_kernels::activation::naive;
-use quintet_kernels::{Float, Pointwise};
+use quintet_kernels::{Dropout, DropoutSpec, Float, Pointwise, Tag, dropout};
 
 use crate::common::*;
 
 const LENGTHS: [usize; 5] = [0, 1, 17, 1000, 40_000];
+
+/// Whatever rows of three sequences of five a device has, it lets go of the same.
+pub fn dropout_by_place<B: Pointwise, E: Float>(device: &B) {
+    let dropout = Dropout {
+        share: 0.3,
+        seed: 1,
+        step: 2,
+        site: 3,
+        sample: 4,
+    };
+    let (rows, width) = (5, 7);
+    let places: Vec<i32> = [0, 3, 4, 8, 9].repeat(3);
+    let all = Draw::new(5).vec::<E>(places.len() * width, 2.0);
+    for first in [0, 1, 7, places.len()] {
+        let spec = DropoutSpec {
+            dropout,
+            first,
+            rows,
+            width,
+        };
+        let (at, x) = (&places[first..], &all[first * width..]);
+        let want = dropout::naive(&spec, at, x);
+        let at = device.upload(Tag::Scratch, at).unwrap();
+        let mut y = up::<B, E>(device, x);
+        device
+            .dropout::<E>(&spec, B::whole(&at), B::whole_mut(&mut y))
+            .unwrap();
+        close("y", &down::<B, E>(device, &y), &want, |i| {
+            (E::UNIT_ROUNDOFF + 2.0 * acc::<E>()) * want[i].abs()
+        });
+        assert!(first > 0 || (20..45).contains(&want.iter().filter(|y| **y == 0.0).count()));
+        let short = device.upload::<i32>(Tag::Scratch, &[0]).unwrap();
+        let refused = device.dropout::<E>(&spec, B::whole(&short), B::whole_mut(&mut y));
+        assert!(refused.is_err());
+    }
+}
 
 pub fn swiglu<B: Pointwise, E: Float>(device: &B) {
     for n in LENGTHS {

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use quintet_kernels::attention::naive::{self, Inputs};
-use quintet_kernels::{Attention, AttentionSpec, Error, Float, Places, Tag};
+use quintet_kernels::{Attention, AttentionSpec, Dropout, Error, Float, HeadDropout, Places, Tag};
 
 use crate::support::{Random, close, download, upload, wide};
 
@@ -16,6 +16,8 @@ pub struct Problem<E> {
     pub q_pos: Vec<i32>,
     pub k_pos: Vec<i32>,
     pub documents: Option<(Vec<i32>, Vec<i32>)>,
+    /// Places in the sample, for dropout.
+    pub at: Option<(Vec<i32>, Vec<i32>)>,
     pub do_: Vec<E>,
 }
 
@@ -52,6 +54,7 @@ impl<E: Float> Problem<E> {
             q_pos: pos(spec.queries, first),
             k_pos: pos(spec.keys, 0),
             documents: None,
+            at: None,
             do_: rng.vec(q_len),
         }
     }
@@ -83,8 +86,24 @@ impl<E: Float> Problem<E> {
                 doc.extend(tokens[len - count..].iter().map(|t| t.1));
             }
         }
+        self.at = Some((self.q_pos, self.k_pos));
         (self.q_pos, self.k_pos) = (q.0, k.0);
         self.documents = Some((q.1, k.1));
+        self
+    }
+
+    /// The same with a share of the probabilities let go.
+    pub fn dropping(mut self, share: f64) -> Self {
+        self.spec.dropout = Some(HeadDropout {
+            dropout: Dropout {
+                share,
+                seed: 3,
+                step: 5,
+                site: 1,
+                sample: 6,
+            },
+            first_head: 2,
+        });
         self
     }
 
@@ -98,7 +117,7 @@ impl<E: Float> Problem<E> {
             all(keys.len()).flat_map(row).collect()
         };
         let ints = |x: &[i32]| all(keys.len()).map(|place| x[at(place)]).collect();
-        let documents = self.documents.as_ref();
+        let (documents, at) = (self.documents.as_ref(), self.at.as_ref());
         Self {
             spec: AttentionSpec {
                 keys: keys.len(),
@@ -108,6 +127,7 @@ impl<E: Float> Problem<E> {
             v: rows(&self.v),
             k_pos: ints(&self.k_pos),
             documents: documents.map(|(q, k)| (q.clone(), ints(k))),
+            at: at.map(|(q, k)| (q.clone(), ints(k))),
             ..self.clone()
         }
     }
@@ -131,10 +151,13 @@ impl<E: Float> Problem<E> {
         let [q_pos, k_pos] = [&self.q_pos, &self.k_pos].map(|x| upload(dev, x));
         let documents = self.documents.as_ref();
         let documents = documents.map(|(q, k)| (upload(dev, q), upload(dev, k)));
+        let at = self.at.as_ref();
+        let at = at.map(|(q, k)| (upload(dev, q), upload(dev, k)));
         let places = Places {
             q_pos: B::whole(&q_pos),
             k_pos: B::whole(&k_pos),
             documents: documents.as_ref().map(|(q, k)| (B::whole(q), B::whole(k))),
+            at: at.as_ref().map(|(q, k)| (B::whole(q), B::whole(k))),
         };
         body((B::whole(&q), B::whole(&k), B::whole(&v)), places);
     }
@@ -182,6 +205,7 @@ impl<E: Float> Problem<E> {
             q_pos: &self.q_pos,
             k_pos: &self.k_pos,
             documents: self.documents.as_ref().map(|(q, k)| (&q[..], &k[..])),
+            at: self.at.as_ref().map(|(q, k)| (&q[..], &k[..])),
         };
         let (o, lse) = naive::forward(&self.spec, x);
         let (dq, dk, dv) = naive::backward(&self.spec, x, &do_);
@@ -211,13 +235,35 @@ pub fn spec(
         scale: 1.0 / (head_dim as f64).sqrt(),
         causal,
         window: None,
+        dropout: None,
     }
 }
 
-/// Every shape, plain, packed with documents, with a window, and with both.
-fn problems<E: Float>(seed: u64) -> Vec<Problem<E>> {
+/// What a law is checked on, and how a device may differ from plain arithmetic in Acc.
+#[derive(Clone)]
+pub struct Size {
+    pub shapes: Vec<AttentionSpec>,
+    /// Tokens where a law has one shape.
+    pub tokens: usize,
+    /// Relative error of weights and their gradients, where those of 16-bit inputs are rounded
+    /// before they are multiplied.
+    pub rounded: f64,
+}
+
+impl Size {
+    pub fn full() -> Self {
+        Self {
+            shapes: shapes(),
+            tokens: 150,
+            rounded: 0.0,
+        }
+    }
+}
+
+/// Every shape, plain, packed with documents, with a window, with both, and with dropout.
+fn problems<E: Float>(seed: u64, shapes: &[AttentionSpec]) -> Vec<Problem<E>> {
     let windows = [1, 5, 64, 100_000, usize::MAX];
-    let shapes = shapes().into_iter().enumerate();
+    let shapes = shapes.iter().copied().enumerate();
     shapes
         .flat_map(|(i, shape)| {
             let mut rng = Random(seed + i as u64);
@@ -228,7 +274,9 @@ fn problems<E: Float>(seed: u64) -> Vec<Problem<E>> {
             let plain = Problem::random(&mut rng, shape);
             let window = Problem::random(&mut rng, near);
             let both = window.clone().packed(&mut rng);
-            [plain.clone(), plain.packed(&mut rng), window, both]
+            let [plain_dropped, both_dropped] = [&plain, &both].map(|x| x.clone().dropping(0.4));
+            let packed = plain.clone().packed(&mut rng);
+            [plain, packed, window, both, plain_dropped, both_dropped]
         })
         .collect()
 }
@@ -247,8 +295,12 @@ fn shapes() -> Vec<AttentionSpec> {
 
 /// A query whose score stands far above at one key copies that key's value, exactly.
 pub fn one_hot_keys_are_looked_up<B: Attention>(dev: &B) {
-    fn law<B: Attention, E: Float>(dev: &B) {
-        let (s, d, mut rng) = (100, 128, Random(11));
+    one_hot_keys_of(dev, 100, 128);
+}
+
+pub fn one_hot_keys_of<B: Attention>(dev: &B, s: usize, d: usize) {
+    fn law<B: Attention, E: Float>(dev: &B, s: usize, d: usize) {
+        let mut rng = Random(11);
         let shape = AttentionSpec {
             scale: 800.0,
             ..spec((2, s, s), (4, 2, d), false)
@@ -268,9 +320,9 @@ pub fn one_hot_keys_are_looked_up<B: Attention>(dev: &B) {
             assert_eq!(o, &x.v[v..v + d], "row {i}");
         }
     }
-    law::<B, f64>(dev);
-    law::<B, f32>(dev);
-    law::<B, bf16>(dev);
+    law::<B, f64>(dev, s, d);
+    law::<B, f32>(dev, s, d);
+    law::<B, bf16>(dev, s, d);
 }
 
 /// All values lie in [-1, 1]. Errors of the scores are at most (d + 2) u; weights carry them and
@@ -278,15 +330,25 @@ pub fn one_hot_keys_are_looked_up<B: Attention>(dev: &B) {
 /// through d values of size 2 and as many sums. Storage rounds o once, and delta is taken from
 /// that o.
 pub fn near_naive<B: Attention>(dev: &B) {
-    fn law<B: Attention, E: Float>(dev: &B) {
+    near_naive_on(dev, &Size::full());
+}
+
+pub fn near_naive_on<B: Attention>(dev: &B, size: &Size) {
+    fn law<B: Attention, E: Float>(dev: &B, size: &Size) {
         let (acc, out) = (<E::Acc as Float>::UNIT_ROUNDOFF, E::UNIT_ROUNDOFF);
-        for x in problems::<E>(0) {
+        let rounded = if out > acc { size.rounded } else { 0.0 };
+        for x in problems::<E>(0, &size.shapes) {
             let (spec, got, want) = (x.spec, x.solve(dev), x.naive());
             let d = spec.head_dim as f64;
-            let one = acc * (2.0 * d + 100.0) * d.sqrt();
+            // What stays under dropout is scaled up.
+            let up = spec.dropout.map_or(1.0, |of| of.dropout.scale());
+            let (exact, rounded) = (up * acc * (2.0 * d + 100.0) * d.sqrt(), up * rounded);
+            // Weights of a row sum to 1, values are at most 1.
+            let one = exact + rounded;
             close("o", &got.o, &want.o, |i| one + out * want.o[i].abs());
-            close("lse", &got.lse, &want.lse, |_| one);
-            let ds = one * d.sqrt() * 8.0 + if out > acc { d.sqrt() * out * 2.0 } else { 0.0 };
+            close("lse", &got.lse, &want.lse, |_| exact);
+            let ds = (exact + rounded / 4.0) * d.sqrt() * 8.0
+                + if out > acc { d.sqrt() * out * 2.0 } else { 0.0 };
             let bound = |w: &[f64]| w.iter().map(|w| out * w.abs() + ds).collect::<Vec<_>>();
             let (dq, dk, dv) = (bound(&want.dq), bound(&want.dk), bound(&want.dv));
             close("dq", &got.dq, &want.dq, |i| dq[i]);
@@ -301,26 +363,30 @@ pub fn near_naive<B: Attention>(dev: &B) {
             assert_eq!(got.delta.len(), got.lse.len());
         }
     }
-    law::<B, f64>(dev);
-    law::<B, f32>(dev);
-    law::<B, bf16>(dev);
+    law::<B, f64>(dev, size);
+    law::<B, f32>(dev, size);
+    law::<B, bf16>(dev, size);
 }
 
 /// Some of the queries, at any place and in another order, get the same bits.
 pub fn rows_do_not_know_each_other<B: Attention>(dev: &B) {
-    fn law<B: Attention, E: Float>(dev: &B, packed: bool) {
-        let mut shape = spec((1, 150, 150), (4, 2, 16), true);
+    rows_on(dev, &Size::full());
+}
+
+pub fn rows_on<B: Attention>(dev: &B, size: &Size) {
+    fn law<B: Attention, E: Float>(dev: &B, packed: bool, n: usize) {
+        let mut shape = spec((1, n, n), (4, 2, 16), true);
         let mut rng = Random(12);
         shape.window = packed.then_some(9);
         let mut whole = Problem::<E>::random(&mut rng, shape);
         if packed {
-            whole = whole.packed(&mut rng);
+            whole = whole.packed(&mut rng).dropping(0.3);
         }
         let want = whole.solve(dev);
-        for count in [1, 13, 64, 100] {
+        for count in [1, 13, 64, 100].map(|count| count.min(n / 2 + 7)) {
             let mut some = whole.clone();
             some.spec.queries = count;
-            let chosen: Vec<_> = (0..count).map(|_| rng.below(150)).collect();
+            let chosen: Vec<_> = (0..count).map(|_| rng.below(n)).collect();
             let width = 4 * 16;
             let pick = |x: &[E]| -> Vec<E> {
                 let row = |&s: &usize| x[s * width..(s + 1) * width].to_vec();
@@ -328,7 +394,7 @@ pub fn rows_do_not_know_each_other<B: Attention>(dev: &B) {
             };
             (some.q, some.do_) = (pick(&whole.q), pick(&whole.do_));
             some.q_pos = chosen.iter().map(|&s| whole.q_pos[s]).collect();
-            if let Some((q, _)) = &mut some.documents {
+            for (q, _) in some.documents.iter_mut().chain(&mut some.at) {
                 *q = chosen.iter().map(|&s| q[s]).collect();
             }
             let got = some.solve(dev);
@@ -339,15 +405,15 @@ pub fn rows_do_not_know_each_other<B: Attention>(dev: &B) {
             assert!(same(&got.o, &want.o) && same(&got.dq, &want.dq));
             for (i, &s) in chosen.iter().enumerate() {
                 for h in 0..4 {
-                    assert_eq!(got.lse[h * count + i], want.lse[h * 150 + s]);
+                    assert_eq!(got.lse[h * count + i], want.lse[h * n + s]);
                 }
             }
         }
     }
     for packed in [false, true] {
-        law::<B, f64>(dev, packed);
-        law::<B, f32>(dev, packed);
-        law::<B, bf16>(dev, packed);
+        law::<B, f64>(dev, packed, size.tokens);
+        law::<B, f32>(dev, packed, size.tokens);
+        law::<B, bf16>(dev, packed, size.tokens);
     }
 }
 
@@ -384,8 +450,12 @@ pub fn nothing_seen_gives_zero<B: Attention>(dev: &B) {
 
 /// The derivative of <do, o> along a random direction, by central differences.
 pub fn finite_differences<B: Attention>(dev: &B) {
+    finite_differences_on(dev, &Size::full());
+}
+
+pub fn finite_differences_on<B: Attention>(dev: &B, size: &Size) {
     let mut rng = Random(99);
-    for x in problems::<f64>(100) {
+    for x in problems::<f64>(100, &size.shapes) {
         let (shape, got) = (x.spec, x.solve(dev));
         let directions = [&x.q, &x.k, &x.v].map(|v| rng.vec::<f64>(v.len()));
         let at = |t: f64| {
@@ -414,7 +484,11 @@ pub fn finite_differences<B: Attention>(dev: &B) {
 
 /// In v attention is linear: <do, A v> = <A' do, v>.
 pub fn adjoint<B: Attention>(dev: &B) {
-    for x in problems::<f64>(200) {
+    adjoint_on(dev, &Size::full());
+}
+
+pub fn adjoint_on<B: Attention>(dev: &B, size: &Size) {
+    for x in problems::<f64>(200, &size.shapes) {
         let got = x.solve(dev);
         let (there, back) = (dot(&x.do_, &got.o), dot(&got.dv, &x.v));
         assert!((there - back).abs() < 1e-11, "{there} {back}");
@@ -478,8 +552,12 @@ fn dot(x: &[f64], y: &[f64]) -> f64 {
 /// A query with one key gives that key all its weight whatever the score: the gradient of the
 /// score is zero to the last bit, for o is v and delta is taken as `do v^T` is.
 pub fn one_key_has_no_gradient<B: Attention>(dev: &B) {
-    fn law<B: Attention, E: Float>(dev: &B) {
-        for (seed, shape) in shapes().into_iter().enumerate() {
+    one_key_on(dev, &Size::full());
+}
+
+pub fn one_key_on<B: Attention>(dev: &B, size: &Size) {
+    fn law<B: Attention, E: Float>(dev: &B, size: &Size) {
+        for (seed, shape) in size.shapes.iter().copied().enumerate() {
             let near = AttentionSpec {
                 window: Some(1),
                 causal: true,
@@ -490,7 +568,7 @@ pub fn one_key_has_no_gradient<B: Attention>(dev: &B) {
             assert!(got.dq.iter().chain(&got.dk).all(|g| g.to_f64() == 0.0));
         }
     }
-    law::<B, f64>(dev);
-    law::<B, f32>(dev);
-    law::<B, bf16>(dev);
+    law::<B, f64>(dev, size);
+    law::<B, f32>(dev, size);
+    law::<B, bf16>(dev, size);
 }

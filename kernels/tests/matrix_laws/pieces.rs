@@ -94,10 +94,14 @@ fn cut(keys: usize, len: usize) -> Vec<Vec<usize>> {
 }
 
 pub fn in_order_they_have_the_bits_of_one_call<B: Attention>(dev: &B) {
-    fn law<B: Attention, E: Float>(dev: &B) {
-        let (keys, plain) = (300, spec((1, 90, 300), (2, 1, 8), true));
+    in_order_of(dev, (90, 300));
+}
+
+pub fn in_order_of<B: Attention>(dev: &B, (queries, keys): (usize, usize)) {
+    fn law<B: Attention, E: Float>(dev: &B, (queries, keys): (usize, usize)) {
+        let plain = spec((1, queries, keys), (2, 1, 8), true);
         for x in [
-            problem::<E>(1, (90, keys)),
+            problem::<E>(1, (queries, keys)),
             Problem::random(&mut Random(2), plain),
         ] {
             let want: Answer<E> = x.solve(dev);
@@ -117,16 +121,20 @@ pub fn in_order_they_have_the_bits_of_one_call<B: Attention>(dev: &B) {
             }
         }
     }
-    law::<B, f64>(dev);
-    law::<B, f32>(dev);
-    law::<B, bf16>(dev);
+    law::<B, f64>(dev, (queries, keys));
+    law::<B, f32>(dev, (queries, keys));
+    law::<B, bf16>(dev, (queries, keys));
 }
 
 /// Pieces of any length, empty ones too, of any keys.
 pub fn in_any_cut_and_order_they_sum_up<B: Attention>(dev: &B) {
-    for seed in 0..12 {
-        let (mut rng, keys) = (Random(seed), 140);
-        let x = problem::<f64>(50 + seed, (75, keys));
+    in_any_cut_of(dev, (75, 140), 12);
+}
+
+pub fn in_any_cut_of<B: Attention>(dev: &B, (queries, keys): (usize, usize), rounds: u64) {
+    for seed in 0..rounds {
+        let mut rng = Random(seed);
+        let x = problem::<f64>(50 + seed, (queries, keys));
         let count = 1 + rng.below(9);
         let mut pieces = vec![vec![]; count];
         for key in 0..keys {
@@ -175,8 +183,12 @@ pub fn unseen_ones_change_no_bit<B: Attention>(dev: &B) {
 
 /// What a carry in f32 is for: 16 pieces are as exact as 2.
 pub fn error_does_not_grow_with_their_number<B: Attention>(dev: &B) {
+    error_of(dev, 256, 3);
+}
+
+pub fn error_of<B: Attention>(dev: &B, len: usize, rounds: u64) {
     let off = |x: &Problem<f32>, pieces: usize| {
-        let (got, want) = (solve(dev, x, &cut(256, 256 / pieces)), naive_of(x));
+        let (got, want) = (solve(dev, x, &cut(len, len / pieces)), naive_of(x));
         let far = |got: &[f32], want: &[f64]| {
             let off = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).abs());
             off.fold(0.0, f64::max)
@@ -185,8 +197,8 @@ pub fn error_does_not_grow_with_their_number<B: Attention>(dev: &B) {
         let grads = grads.map(|(g, w)| far(g, w)).fold(0.0, f64::max);
         (far(&got.o, &want.o), grads)
     };
-    for seed in 0..3 {
-        let shape = spec((1, 256, 256), (4, 2, 32), true);
+    for seed in 0..rounds {
+        let shape = spec((1, len, len), (4, 2, 32), true);
         let x = Problem::<f32>::random(&mut Random(70 + seed), shape);
         let ((o2, g2), (o16, g16)) = (off(&x, 2), off(&x, 16));
         println!("2 pieces: o {o2:.2e} gradients {g2:.2e}; 16: o {o16:.2e} gradients {g16:.2e}");

@@ -1,7 +1,7 @@
 //! Attention of the tokens here, over all keys of their sequences, wherever those lie.
 
 use quintet_kernels::{
-    Attention, AttentionSpec, Backend, Collectives, Places, Pointwise, Scalar, Tag,
+    Attention, AttentionSpec, Backend, Collectives, HeadDropout, Places, Pointwise, Scalar, Tag,
 };
 
 use super::heads::{Exchange, heads_each};
@@ -65,10 +65,12 @@ impl<'a, B: Backend> Sight<'a, B> {
 
     pub(super) fn places(&self) -> Places<B::Ref<'a, i32>> {
         let documents = self.queries.doc.as_ref().zip(self.keys.doc.as_ref());
+        let at = self.queries.at.as_ref().zip(self.keys.at.as_ref());
         Places {
             q_pos: B::whole(&self.queries.pos),
             k_pos: B::whole(&self.keys.pos),
             documents: documents.map(|(q, k)| (B::whole(q), B::whole(k))),
+            at: at.map(|(q, k)| (B::whole(q), B::whole(k))),
         }
     }
 }
@@ -87,6 +89,10 @@ fn here<B: Backend, E: Scalar>(batch: &MicroBatch<B, E>) -> Places<B::Ref<'_, i3
             .doc_t
             .as_ref()
             .map(|doc| (B::whole(doc), B::whole(doc))),
+        at: batch
+            .drawn
+            .as_ref()
+            .map(|drawn| (B::whole(&drawn.at_t), B::whole(&drawn.at_t))),
         ..Places::from((pos, pos))
     }
 }
@@ -115,7 +121,7 @@ fn exchanged<B: Backend, C: Collectives<B>>(
     ctx: &Ctx<'_, B, C>,
     spec: &AttentionSpec,
 ) -> Result<AttentionSpec, Error> {
-    let (_, ranks) = place::<B, C>(ctx.cp.heads);
+    let (rank, ranks) = place::<B, C>(ctx.cp.heads);
     if !spec.heads.is_multiple_of(ranks) {
         return Err(Error::Layout(alloc::format!(
             "a ulysses group of {ranks} does not divide {} heads",
@@ -127,6 +133,10 @@ fn exchanged<B: Backend, C: Collectives<B>>(
         keys: spec.keys * ranks,
         heads: spec.heads / ranks,
         kv_heads: heads_each(spec.kv_heads, ranks)?,
+        dropout: spec.dropout.map(|of| HeadDropout {
+            first_head: of.first_head + rank * (spec.heads / ranks),
+            ..of
+        }),
         ..*spec
     })
 }

@@ -12,6 +12,8 @@ use quintet_kernels::{Backend, GroupedGemm, GroupedSpec, Pointwise, Scalar, Tag,
 
 use super::{MoeShape, MoeSpec, NAME};
 use crate::Error;
+use crate::mlp::gated;
+use crate::recompute::Remade;
 use crate::saved::{views, views_mut};
 use crate::spec::{INIT_STD, join};
 
@@ -30,7 +32,14 @@ pub(super) struct ExpertsForward<Buf> {
     x: Buf,
     g: Buf,
     u: Buf,
-    s: Buf,
+    s: Remade<Buf>,
+}
+
+impl<Buf> ExpertsForward<Buf> {
+    /// Lets go what is cheap to make again.
+    pub(super) fn let_go(&mut self) {
+        self.s.let_go();
+    }
 }
 
 #[derive(Debug)]
@@ -125,8 +134,7 @@ impl Experts {
             Ok::<_, Error>(y)
         };
         let (g, u) = (product(wg)?, product(wu)?);
-        let mut s = dev.alloc(Tag::Activation, rows * wide.n)?;
-        dev.swiglu::<E>(B::whole(&g), B::whole(&u), B::whole_mut(&mut s))?;
+        let s = gated::<B, E>(dev, &g, &u)?;
         let mut y = dev.alloc(Tag::Activation, rows * self.hidden)?;
         let narrow = turned(&wide);
         dev.grouped_gemm::<E>(
@@ -136,7 +144,17 @@ impl Experts {
             wd,
             B::whole_mut(&mut y),
         )?;
+        let s = Remade::Here(s);
         Ok((y, ExpertsForward { x, g, u, s }))
+    }
+
+    /// Makes again what was let go.
+    pub(super) fn remake<B: Pointwise, E: Scalar>(
+        dev: &B,
+        saved: &mut ExpertsForward<B::Buf<E>>,
+    ) -> Result<(), Error> {
+        let ExpertsForward { g, u, s, .. } = saved;
+        s.remake(|| gated::<B, E>(dev, g, u))
     }
 
     pub(super) fn backward_input<B: GroupedGemm + Pointwise, E: Scalar>(
@@ -150,6 +168,7 @@ impl Experts {
         let &[wg, wu, wd] = views(NAME, params)?;
         let wide = self.wide::<B, E>(counts, wg);
         let ExpertsForward { x, g, u, s } = saved;
+        let s = s.made(NAME)?;
         let len = B::len(B::whole(&g));
         let mut ds = dev.alloc(Tag::Activation, len)?;
         dev.grouped_gemm::<E>(

@@ -19,6 +19,9 @@ use crate::{Ctx, Error, MicroBatch};
 pub struct Routing {
     /// Pairs (token, k) that chose each expert, before any was dropped.
     pub counts: Vec<u64>,
+    /// The experts that each of this rank's tokens chose, in order of choice, those dropped
+    /// included.
+    pub choices: Vec<i32>,
     /// Pairs that were dropped.
     pub dropped: u64,
     /// The balance loss, unweighted; 0 on all but the first of the ranks that share the microbatch.
@@ -229,6 +232,7 @@ impl RouterLayer {
             dsums[experts] = z_loss * batch.share / tokens;
         }
         routing.counts = counts;
+        routing.choices = choice_tk.to_vec();
         Ok((routing, dsums))
     }
 

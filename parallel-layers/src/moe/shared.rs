@@ -12,10 +12,11 @@ use quintet_kernels::moe::{Combine, Permute, Routed, Router, RouterSpec, Score};
 use quintet_kernels::{Backend, Collectives, Float, Gemm, GemmSpec, Pointwise, Scalar, Tag, Trans};
 
 use super::router::widened;
-use super::{MoeShape, MoeSpec, copy};
+use super::{MoeShape, MoeSpec, NAME, copy};
 use crate::architecture::Architecture;
 use crate::block::BlockSpec;
 use crate::mlp::{SwiGluForward, SwiGluMlp, SwiGluWeight};
+use crate::recompute::Remade;
 use crate::region::Region;
 use crate::spec::{INIT_STD, dense, join};
 use crate::{Ctx, Error, MicroBatch};
@@ -36,10 +37,20 @@ pub(super) struct SharedForward<Buf, Stat> {
 /// What the gate saves: its input and logits, the weights, and what it weighed.
 #[derive(Debug)]
 struct GateForward<Buf, Stat> {
-    x: Buf,
+    x: Remade<Buf>,
     logits_t: Stat,
     weight_t: Stat,
     made: Buf,
+}
+
+impl<Buf, Stat> SharedForward<Buf, Stat> {
+    /// Lets go what is cheap to make again; what was `gathered` stays.
+    pub(super) fn let_go(&mut self, gathered: bool) {
+        self.mlp.let_go(gathered);
+        if let Some(gate) = &mut self.gate {
+            gate.x.let_go();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -151,12 +162,24 @@ impl SharedExperts {
         let weight = Some(B::whole(&weight_t));
         dev.combine::<E>(by, weight, B::whole(&made), B::whole_mut(&mut y))?;
         let gate = Some(GateForward {
-            x,
+            x: Remade::Here(x),
             logits_t,
             weight_t,
             made,
         });
         Ok((y, SharedForward { mlp, gate }))
+    }
+
+    /// Makes again what was let go, from what forward was given.
+    pub(super) fn remake<B: Pointwise, E: Scalar>(
+        device: &B,
+        saved: &mut SharedForward<B::Buf<E>, B::Buf<E::Acc>>,
+        x_td: B::Buf<E>,
+    ) -> Result<(), Error> {
+        if let Some(gate) = &mut saved.gate {
+            gate.x.remake(|| copy::<B, E>(device, &x_td))?;
+        }
+        SwiGluMlp::remake::<B, E>(device, &mut saved.mlp, || Ok(x_td))
     }
 
     pub(super) fn backward_input<B, C, E>(
@@ -211,7 +234,7 @@ impl SharedExperts {
         let (dl, out) = (B::whole(&dlogits_t), B::whole_mut(&mut dx));
         dev.gemm::<E::Acc, E>(&product, dl, B::whole(&w), None, None, out)?;
         let gate = Some(GateWeight {
-            x: kept.x,
+            x: kept.x.made(NAME)?,
             dlogits_t,
             dmade,
         });

@@ -65,6 +65,7 @@ impl Tokens {
             labels_t: put(&|i| id(i + 100)),
             weight_t: device.upload(Tag::Scratch, &weights).unwrap(),
             share: 0.25,
+            drawn: None,
         }
     }
 }

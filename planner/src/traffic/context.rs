@@ -10,6 +10,8 @@
 //! | ulysses    | all-to-all: q, k, v, o | do, dq; dk, dv in accumulation |
 //! | ring       | 2 n, R - 1 times | the same, and 2 n in accumulation R times |
 //! | all-gather | all-gather of n, twice | reduce-scatter of n in accumulation, twice |
+//!
+//! Forward is sent twice where blocks are computed again.
 
 use alloc::string::String;
 
@@ -38,9 +40,10 @@ impl Sum<'_> {
         // Widths of what one rank of a ulysses group has of each token.
         let q = model.heads / tp / ulysses * model.head_dim;
         let kv = ((model.kv_heads / tp).max(1) / ulysses).max(1) * model.head_dim;
+        let forwards = self.layout.forwards();
         for (width, dtype, count) in [
-            (q, types.storage, 4),
-            (kv, types.storage, 2),
+            (q, types.storage, 2 * forwards + 2),
+            (kv, types.storage, 2 * forwards),
             (kv, types.accumulation, 2),
         ] {
             self.exchange(tokens * width, dtype, count * times)?;
@@ -77,10 +80,12 @@ impl Sum<'_> {
                 counts: counts.clone(),
             };
             let scatter = CollectiveShape::ReduceScatter { counts };
-            self.add("cp", at, &gather, storage, 2 * times)?;
+            let forwards = self.layout.forwards();
+            self.add("cp", at, &gather, storage, 2 * forwards * times)?;
             return self.add("cp", at, &scatter, accumulation, 2 * times);
         }
-        let hops = 2 * (outer - 1) * storage.bytes() + outer * accumulation.bytes();
+        let passes = self.layout.forwards() + 1;
+        let hops = passes * (outer - 1) * storage.bytes() + outer * accumulation.bytes();
         *self.traffic.entry(String::from("cp")).or_default() += (2 * n * hops * times) as u64;
         Ok(())
     }
@@ -110,6 +115,7 @@ mod tests {
             tied: false,
             moe: None,
             window: None,
+            dropout: 0.0,
             architecture: Architecture::LLAMA,
         };
         let layout = Layout {

@@ -10,6 +10,8 @@
 //! etp      counts                   all-gather of E i32
 //!          rows                     all-gather, reduce-scatter, and the same
 //! ```
+//!
+//! Forward is sent twice where blocks are computed again.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -30,10 +32,11 @@ pub struct Routing {
     pub kept: Vec<Vec<Vec<i32>>>,
 }
 
-/// Payload bytes of one row on its way to another rank's expert and back, forward and backward.
+/// Payload bytes of one row on its way to another rank's expert and back, each time forward runs
+/// and backward.
 #[must_use]
-pub fn row_copy_bytes(model: &ModelConfig, types: WireTypes) -> u64 {
-    (4 * model.hidden * types.storage.bytes()) as u64
+pub fn row_copy_bytes(model: &ModelConfig, layout: &Layout, types: WireTypes) -> u64 {
+    (2 * (layout.forwards() + 1) * model.hidden * types.storage.bytes()) as u64
 }
 
 /// What every rank sends in a step to move the rows of this routing, by group, in rank order.
@@ -84,15 +87,9 @@ fn counts(
     batch: &Batch,
     all: &[i32],
 ) -> Vec<usize> {
-    // Sequences are cut over cp in zigzag, what is left over tp in runs.
-    let cut = IndexMap::Zigzag.ranges(batch.seq, mesh.degree(Axis::Cp), mesh.index(rank, Axis::Cp));
-    let places: Vec<usize> = cut.into_iter().flatten().flatten().collect();
-    let tokens = batch.micro_batch * places.len();
-    let mine = chunk(tokens, mesh.degree(Axis::Tp), mesh.index(rank, Axis::Tp));
     let mut counts = vec![0; moe.experts];
-    let token = |i: usize| i / places.len() * batch.seq + places[i % places.len()];
-    let pairs = mine.flat_map(|i| {
-        let first = token(i) * moe.topk;
+    let pairs = tokens_of(mesh, rank, batch).into_iter().flat_map(|token| {
+        let first = token * moe.topk;
         all.get(first..first + moe.topk).unwrap_or_default()
     });
     for e in pairs.filter_map(|e| usize::try_from(*e).ok()) {
@@ -101,6 +98,18 @@ fn counts(
         }
     }
     counts
+}
+
+/// The tokens of a microbatch, by their number in it, that a rank sends to experts, in its order:
+/// sequences are cut over cp in zigzag, what is left over tp in runs.
+#[must_use]
+pub fn tokens_of(mesh: &DeviceMesh, rank: usize, batch: &Batch) -> Vec<usize> {
+    let cut = IndexMap::Zigzag.ranges(batch.seq, mesh.degree(Axis::Cp), mesh.index(rank, Axis::Cp));
+    let places: Vec<usize> = cut.into_iter().flatten().flatten().collect();
+    let tokens = batch.micro_batch * places.len();
+    let mine = chunk(tokens, mesh.degree(Axis::Tp), mesh.index(rank, Axis::Tp));
+    mine.map(|i| i / places.len() * batch.seq + places[i % places.len()])
+        .collect()
 }
 
 impl Sum<'_> {
@@ -119,7 +128,7 @@ impl Sum<'_> {
         (hidden, dtype): (usize, DType),
         chosen: &impl Fn(usize) -> Vec<usize>,
     ) -> Result<(), Error> {
-        let here = moe.experts / self.layout.ep;
+        let (here, passes) = (moe.experts / self.layout.ep, self.layout.forwards() + 1);
         let of = |counts: &[usize], place: usize| -> usize {
             counts.iter().skip(place * here).take(here).sum::<usize>() * hidden
         };
@@ -134,7 +143,7 @@ impl Sum<'_> {
                 ep,
                 &CollectiveShape::AllToAllV { send, recv },
                 dtype,
-                2,
+                passes,
             )?;
         }
         let (parts, etp) = self.on(Axis::Etp, self.rank);
@@ -146,13 +155,13 @@ impl Sum<'_> {
         let gather = CollectiveShape::AllGather {
             counts: counts.clone(),
         };
-        self.add("etp", etp, &gather, dtype, 2)?;
+        self.add("etp", etp, &gather, dtype, passes)?;
         self.add(
             "etp",
             etp,
             &CollectiveShape::ReduceScatter { counts },
             dtype,
-            2,
+            passes,
         )
     }
 
@@ -165,11 +174,12 @@ impl Sum<'_> {
         (times, hidden): (usize, usize),
         types: WireTypes,
     ) -> Result<(), Error> {
-        let tp = self.tp();
+        let (tp, backwards) = (self.tp(), times);
+        let times = times * self.layout.forwards();
         if !self.layout.sequence_parallel {
             let counts = chunk_lens(tokens, tp.1).map(|n| n * hidden).collect();
             let gather = CollectiveShape::AllGather { counts };
-            self.add("tp", tp, &gather, types.storage, 2 * times)?;
+            self.add("tp", tp, &gather, types.storage, times + backwards)?;
         }
         let factors = [Axis::Cp, Axis::Tp].map(|axis| self.mesh.factor(axis));
         let sharing = self.mesh.group(self.rank, &factors);

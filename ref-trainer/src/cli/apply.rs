@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::config::{Layout, ModelConfig, MoeConfig};
 
@@ -10,7 +11,7 @@ use super::args::{
     BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
 };
 use super::refuse;
-use super::words::{DtypeWord, Log, ReductionOrder, Schedule};
+use super::words::{DtypeWord, ReductionOrder, Schedule};
 use crate::checkpoint::job_of;
 use crate::failure::Failure;
 use crate::job::{DataSource, Dtype, Job};
@@ -79,7 +80,7 @@ impl Base {
 /// Refuses what is not built, fills in the rest and judges the whole.
 pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
     let device = &args.device;
-    refuse_unbuilt(&args.layout, &args.model, device, &args.output)?;
+    refuse::device(device)?;
     let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
     parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
     let chosen = base.chosen();
@@ -99,22 +100,10 @@ pub(super) fn job_without_steps(
     batch: &BatchArgs,
     device: &DeviceArgs,
 ) -> Result<Job, Failure> {
-    refuse_unbuilt(layout, model, device, &OutputArgs::default())?;
+    refuse::device(device)?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
     Ok(base.job)
-}
-
-fn refuse_unbuilt(
-    layout: &LayoutArgs,
-    model: &ModelArgs,
-    device: &DeviceArgs,
-    output: &OutputArgs,
-) -> Result<(), Failure> {
-    refuse::layout(layout)?;
-    refuse::model(model)?;
-    refuse::device(device)?;
-    refuse::output(output)
 }
 
 fn parts(
@@ -127,21 +116,25 @@ fn parts(
     let saved = base.from == Origin::Saved;
     cut(&mut base.job.layout, layout, saved);
     shape(base, model)?;
+    if !saved && !gives_a_degree(layout) {
+        let job = &mut base.job;
+        share_experts(&mut job.layout, job.model.moe.as_ref());
+    }
     lengths(base, batch);
     if let Some(dtype) = device.dtype {
-        base.job.dtype = if dtype == DtypeWord::F64 {
-            Dtype::F64
-        } else {
-            Dtype::F32
+        base.job.dtype = match dtype {
+            DtypeWord::F64 => Dtype::F64,
+            DtypeWord::F32 => Dtype::F32,
+            DtypeWord::Bf16 => Dtype::Bf16,
         };
     }
+    set(&mut base.job.device, device.device.map(Into::into));
     set(&mut base.job.threads_per_rank, device.threads_per_rank);
     Ok(())
 }
 
 fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
-    let degrees = [args.dp, args.tp, args.pp, args.cp, args.ep, args.etp];
-    if !saved && degrees.iter().any(Option::is_some) {
+    if !saved && gives_a_degree(args) {
         *layout = Layout::single();
     }
     if args.pp.is_some_and(|pp| pp != layout.pp) {
@@ -167,8 +160,10 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
     if args.hybrid_shard_size.is_some() {
         layout.hybrid_shard_size = args.hybrid_shard_size;
     }
-    // What is gathered or whole only for a while should be small: a layer.
-    let each_layer = (!saved && layout.zero_stage >= 2).then_some(1);
+    set(&mut layout.recompute, args.recompute.map(Into::into));
+    // What is gathered, whole or made again only for a while should be small: a layer.
+    let for_a_while = layout.zero_stage >= 2 || layout.recompute == Recompute::Full;
+    let each_layer = (!saved && for_a_while).then_some(1);
     set(&mut layout.bucket_bytes, args.bucket_bytes.or(each_layer));
     set(
         &mut layout.any_order,
@@ -179,6 +174,19 @@ fn cut(layout: &mut Layout, args: &LayoutArgs, saved: bool) {
     if let Some(stages) = &args.pipeline_layout {
         layout.stage_layers = Some(stages.clone());
     }
+}
+
+fn gives_a_degree(args: &LayoutArgs) -> bool {
+    let degrees = [args.dp, args.tp, args.pp, args.cp, args.ep, args.etp];
+    degrees.iter().any(Option::is_some)
+}
+
+/// An ep that nobody asked for gives way to the model: none without experts, else the most up to it
+/// that divides them.
+fn share_experts(layout: &mut Layout, moe: Option<&MoeConfig>) {
+    let experts = moe.map_or(1, |moe| moe.experts);
+    let fits = |ep: &usize| layout.ep.is_multiple_of(*ep) && experts.is_multiple_of(*ep);
+    layout.ep = (1..=layout.ep).rev().find(fits).unwrap_or(1);
 }
 
 /// A schedule brings its own number of chunks, and a number of chunks its schedule.
@@ -235,6 +243,7 @@ fn shape(base: &mut Base, args: &ModelArgs) -> Result<(), Failure> {
         args.window_size
             .map(|tokens| (tokens > 0).then_some(tokens)),
     );
+    set(&mut job.model.dropout, args.dropout);
     set(&mut job.pack_documents, args.pack_documents);
     experts(&mut job.model, args)
 }
@@ -353,6 +362,7 @@ fn steps(job: &mut Job, args: &StepArgs) {
     set(&mut job.steps, args.steps);
     set(&mut job.seed, args.seed);
     set(&mut job.mask_fraction, args.mask_fraction);
+    job.mask_samples = args.mask_samples.or(job.mask_samples);
 }
 
 fn optimiser(job: &mut Job, args: &OptimiserArgs, chosen: bool) {
@@ -383,7 +393,7 @@ fn optimiser(job: &mut Job, args: &OptimiserArgs, chosen: bool) {
 fn output(job: &mut Job, args: &OutputArgs) {
     set(&mut job.eval_interval, args.eval_interval);
     set(&mut job.save_interval, args.save_interval);
-    set(&mut job.log_format, args.log_format.and_then(Log::built));
+    set(&mut job.log_format, args.log_format.map(Into::into));
     set(&mut job.log_interval, args.log_interval);
     set(&mut job.prove, args.prove);
     set(&mut job.quiet, args.quiet);
@@ -392,7 +402,18 @@ fn output(job: &mut Job, args: &OutputArgs) {
         (&mut job.load, &args.load),
         (&mut job.run_dir, &args.run_dir),
         (&mut job.metrics, &args.metrics),
+        (&mut job.trace, &args.trace),
+        (&mut job.report, &args.report),
+        (&mut job.tensorboard_dir, &args.tensorboard_dir),
+        (&mut job.recorder, &args.recorder),
     ];
+    let steps = [
+        (&mut job.profile_step_start, args.profile_step_start),
+        (&mut job.profile_step_end, args.profile_step_end),
+    ];
+    for (step, given) in steps {
+        *step = given.or(*step);
+    }
     for (path, given) in paths {
         if given.is_some() {
             path.clone_from(given);

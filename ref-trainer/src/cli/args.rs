@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::words::{
-    CpWord, DecayStyle, Device, DtypeWord, Launch, Log, Optimizer, Recompute, ReductionOrder,
+    CpWord, DecayStyle, Device, DtypeWord, Launch, Log, Optimizer, RecomputeWord, ReductionOrder,
     Schedule, ScoreFunction, Transport,
 };
 
@@ -26,7 +26,7 @@ pub(super) struct LayoutArgs {
     /// Ranks that a sequence is cut over, two pieces each; 2 x N divides its length [default: 1]
     #[arg(long = "cp", visible_alias = "context-parallel-size", value_name = "N")]
     pub cp: Option<usize>,
-    /// Ranks of dp x tp that share the experts; divides them [default: 1]
+    /// Ranks of dp x cp x tp that share the experts; divides them [default: 1]
     #[arg(long = "ep", visible_aliases = ["expert-parallel-size", "expert-model-parallel-size"], value_name = "N")]
     pub ep: Option<usize>,
     /// Parts that each expert is cut into [default: 1]
@@ -76,14 +76,14 @@ pub(super) struct LayoutArgs {
     pub ulysses_degree: Option<usize>,
     /// What backward computes again instead of keeping it [default: none]
     #[arg(long, visible_alias = "recompute-granularity", value_enum)]
-    pub recompute: Option<Recompute>,
+    pub recompute: Option<RecomputeWord>,
     /// Neighbouring replicas that shard among themselves, the others holding copies; divides dp x
     /// cp, needs --zero-stage 1, 2 or 3 [default: all of them]
     #[arg(long, value_name = "N")]
     pub hybrid_shard_size: Option<usize>,
     /// Gradients are summed, and under --zero-stage 3 parameters gathered, in buckets of whole
     /// layers that are closed once they take this many bytes; 1 makes each layer its own
-    /// [default: 1048576; zero-stage 2, 3: 1]
+    /// [default: 1048576; zero-stage 2, 3 or recompute full: 1]
     #[arg(long, value_name = "BYTES")]
     pub bucket_bytes: Option<usize>,
     /// Order in which contributions are added [default: rank]
@@ -95,13 +95,14 @@ pub(super) struct LayoutArgs {
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelArgs {
     /// tiny, tiny-moe, bench-s, bench-m, or a config.json with Hugging Face's keys, or its folder
-    /// [default: tiny]
+    /// [default: tiny; verify: tiny-moe; the demo too]
     #[arg(long, value_name = "NAME|PATH")]
     pub model: Option<String>,
     /// Give the head a table of its own [default: as the model says]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub untie_embeddings_and_output_weights: Option<bool>,
-    /// Share of activations dropped; more than 0 is not built yet: refused [default: 0]
+    /// Share let go in training: of the embedding's output, of attention's probabilities, and of what
+    /// attention and MLP give; the same elements under any layout [default: 0]
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// Tokens that a token sees, itself the last of them; 0 is all before it [default: as the
@@ -222,6 +223,10 @@ pub(super) struct StepArgs {
     /// Share of predictions that do not count, drawn by seed [default: 0]
     #[arg(long, value_name = "P")]
     pub mask_fraction: Option<f64>,
+    /// Share of samples, drawn by seed, none of whose predictions counts; then --mask-fraction is
+    /// of single predictions [default: half of --mask-fraction, the other half on single ones]
+    #[arg(long, value_name = "P")]
+    pub mask_samples: Option<f64>,
     /// Start from the config.json of an earlier run; flags beside it win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -269,9 +274,24 @@ pub(super) struct OutputArgs {
     /// Metrics file, one object a step [default: metrics.jsonl in the run's folder]
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
-    /// A timeline of every rank; not built yet: refused
+    /// Record the last calls of each rank here, for `trace --recorder` once a run stands still
+    #[arg(long, value_name = "DIR")]
+    pub recorder: Option<PathBuf>,
+    /// Timeline of every rank over a few steps, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
+    /// The timeline begins after this step [default: the steps already done]
+    #[arg(long, value_name = "N")]
+    pub profile_step_start: Option<u64>,
+    /// and ends after this one [default: three steps later]
+    #[arg(long, value_name = "N")]
+    pub profile_step_end: Option<u64>,
+    /// The page that shows the run, one file [default: report.html in the run's folder]
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+    /// Folder for event files that TensorBoard reads; none are written without it
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard_dir: Option<PathBuf>,
     /// How steps are printed [default: plain]
     #[arg(long, value_enum)]
     pub log_format: Option<Log>,

@@ -3,31 +3,13 @@
 //! When a feature comes, its line here goes. Constraints between flags are not judged here but in
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
-use super::args::{DeviceArgs, LayoutArgs, ModelArgs, OutputArgs};
-use super::words::{Device, DtypeWord, Launch, Log, Recompute, Transport, spelt};
+use super::args::{DeviceArgs, OutputArgs};
+use super::words::{Device, Launch, Transport, spelt};
 use crate::failure::Failure;
-
-pub(super) fn layout(args: &LayoutArgs) -> Result<(), Failure> {
-    if let Some(mode @ (Recompute::Selective | Recompute::Full)) = args.recompute {
-        return unbuilt("recompute", &spelt(mode), "use none");
-    }
-    Ok(())
-}
-
-pub(super) fn model(args: &ModelArgs) -> Result<(), Failure> {
-    if let Some(share) = args.dropout
-        && share != 0.0
-    {
-        return unbuilt("dropout", &share.to_string(), "use 0");
-    }
-    Ok(())
-}
+use crate::job::DeviceKind;
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
-    if let Some(DtypeWord::Bf16) = args.dtype {
-        return unbuilt("dtype", "bf16", "use f32 or f64");
-    }
-    if let Some(device @ (Device::Emulated | Device::Cuda)) = args.device {
+    if let Some(device @ Device::Cuda) = args.device {
         return unbuilt("device", &spelt(device), "use cpu");
     }
     if let Some(Launch::Processes) = args.launch {
@@ -41,14 +23,12 @@ pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(super) fn output(args: &OutputArgs) -> Result<(), Failure> {
-    if args.trace.is_some() {
-        return unbuilt("trace", "", "--metrics records every step");
+/// Only `verify` runs on the emulator.
+pub(super) fn emulated(device: DeviceKind) -> Result<(), Failure> {
+    match device {
+        DeviceKind::Cpu => Ok(()),
+        DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
     }
-    if let Some(Log::Megatron) = args.log_format {
-        return unbuilt("log-format", "megatron", "use plain or json");
-    }
-    Ok(())
 }
 
 /// `verify` and `eval` leave no files: what asks for some is refused rather than ignored.
@@ -60,7 +40,12 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
         ("load", args.load.is_some()),
         ("run-dir", args.run_dir.is_some()),
         ("metrics", args.metrics.is_some()),
+        ("recorder", args.recorder.is_some()),
         ("trace", args.trace.is_some()),
+        ("profile-step-start", args.profile_step_start.is_some()),
+        ("profile-step-end", args.profile_step_end.is_some()),
+        ("report", args.report.is_some()),
+        ("tensorboard-dir", args.tensorboard_dir.is_some()),
         ("log-format", args.log_format.is_some()),
         ("log-interval", args.log_interval.is_some()),
         ("prove", args.prove.is_some()),
@@ -76,31 +61,36 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
 
 /// Started as one process of several, this process would train alone and say nothing of it.
 pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
-    for name in [
+    match launched(env) {
+        None => Ok(()),
+        Some((name, processes)) => Err(Failure::usage(format!(
+            "{name}={processes} says that a launcher started {processes} processes, but ranks as processes are not built yet; start quintet once, without the launcher, and its ranks run as threads"
+        ))),
+    }
+}
+
+/// The variable by which a launcher says that it has started several processes, and how many.
+pub(super) fn launched(env: &impl Fn(&str) -> Option<String>) -> Option<(&'static str, u64)> {
+    let names = [
         "QUINTET_WORLD_SIZE",
         "WORLD_SIZE",
         "OMPI_COMM_WORLD_SIZE",
         "PMI_SIZE",
-    ] {
-        let processes = env(name).and_then(|text| text.trim().parse::<u64>().ok());
-        if let Some(processes @ 2..) = processes {
-            return Err(Failure::usage(format!(
-                "{name}={processes} says that a launcher started {processes} processes, but ranks as processes are not built yet; start quintet once, without the launcher, and its ranks run as threads"
-            )));
-        }
-    }
-    Ok(())
+    ];
+    names.into_iter().find_map(|name| {
+        let processes: u64 = env(name)?.trim().parse().ok()?;
+        (processes > 1).then_some((name, processes))
+    })
 }
 
 pub(super) fn subcommand(name: &str) -> Failure {
     Failure::usage(format!(
-        "quintet {name} is not built yet; today there are train, verify, eval, trace, convert and launch"
+        "quintet {name} is not built yet; today there are train, verify, eval, plan, bench, trace, convert and launch"
     ))
 }
 
 fn unbuilt(flag: &str, value: &str, instead: &str) -> Result<(), Failure> {
-    let gap = if value.is_empty() { "" } else { " " };
     Err(Failure::usage(format!(
-        "--{flag}{gap}{value} is not built yet; {instead}"
+        "--{flag} {value} is not built yet; {instead}"
     )))
 }

@@ -3,10 +3,11 @@ use crate::failure::Exit;
 use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind};
 use crate::model_config::Model;
 use proptest::prelude::*;
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::CpComm;
-use quintet_planner::config::MoeConfig;
+use quintet_planner::config::{Layout, MoeConfig};
 
 fn run(line: &str) -> Result<Command, Failure> {
     let words = std::iter::once("quintet").chain(line.split_whitespace());
@@ -56,7 +57,8 @@ const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-paralle
     lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
     eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
     seed data data-path dtype device launch transport threads-per-rank save load save-interval \
-    run-dir metrics trace log-format config mask-fraction prove quiet";
+    run-dir metrics trace profile-step-start profile-step-end report tensorboard-dir log-format config mask-fraction \
+    mask-samples prove quiet";
 
 #[test]
 fn every_flag_of_the_contract_is_known() {
@@ -188,6 +190,15 @@ fn each_flag_reaches_the_job() {
             j.layout.stage_layers = Some(vec![1, 3]);
         }),
         ("--bucket-bytes 4096", |j| j.layout.bucket_bytes = 4096),
+        ("--recompute selective", |j| {
+            j.layout.recompute = Recompute::Selective;
+        }),
+        ("--recompute full", |j| {
+            (j.layout.recompute, j.layout.bucket_bytes) = (Recompute::Full, 1);
+        }),
+        ("--recompute-granularity full --bucket-bytes 4096", |j| {
+            (j.layout.recompute, j.layout.bucket_bytes) = (Recompute::Full, 4096);
+        }),
         ("--reduction-order any", |j| j.layout.any_order = true),
         (
             "--dropout 0 --window-size 0 --num-experts 0 --pack-documents=false",
@@ -196,6 +207,7 @@ fn each_flag_reaches_the_job() {
         ("--untie-embeddings-and-output-weights", |j| {
             j.model.tied = false
         }),
+        ("--dropout 0.1", |j| j.model.dropout = 0.1),
         ("--optimizer sgd", |j| j.optimizer.kind = OptimizerKind::Sgd),
         ("--optimizer adam", |_| {}),
         ("--lr 0.5 --min-lr 0.25", |j| {
@@ -223,6 +235,7 @@ fn each_flag_reaches_the_job() {
         }),
         ("--data embedded", |_| {}),
         ("--dtype f64", |j| j.dtype = Dtype::F64),
+        ("--dtype bf16", |j| j.dtype = Dtype::Bf16),
         ("--device cpu --launch threads --transport local", |_| {}),
         ("--threads-per-rank 3", |j| j.threads_per_rank = 3),
         ("--save a --save-interval 10", |j| {
@@ -230,10 +243,21 @@ fn each_flag_reaches_the_job() {
         }),
         ("--run-dir c", |j| j.run_dir = Some("c".into())),
         ("--metrics d.jsonl", |j| j.metrics = Some("d.jsonl".into())),
+        ("--trace t.json --report r.html --tensorboard-dir tb", |j| {
+            (j.trace, j.report) = (Some("t.json".into()), Some("r.html".into()));
+            j.tensorboard_dir = Some("tb".into());
+        }),
+        ("--profile-step-start 10 --profile-step-end 12", |j| {
+            (j.profile_step_start, j.profile_step_end) = (Some(10), Some(12));
+        }),
+        ("--log-format megatron", |j| {
+            j.log_format = LogFormat::Megatron;
+        }),
         ("--log-format json --log-interval 5", |j| {
             (j.log_format, j.log_interval) = (LogFormat::Json, 5);
         }),
         ("--mask-fraction 0.25", |j| j.mask_fraction = 0.25),
+        ("--mask-samples 0.5", |j| j.mask_samples = Some(0.5)),
         ("--prove", |j| j.prove = true),
         ("--quiet", |j| j.quiet = true),
         ("--model tiny", |_| {}),
@@ -247,9 +271,10 @@ fn each_flag_reaches_the_job() {
 
 #[test]
 fn experts_that_cannot_be_are_refused() {
-    refused("--ep 2", "cuts experts, and the model has none");
+    refused("train --ep 2", "cuts experts, and the model has none");
+    refused("--ep 2", "dp x cp x tp / etp = 1; valid: 1");
     refused(
-        "--moe-router-topk 2",
+        "train --moe-router-topk 2",
         "--moe-router-topk is a rule for experts",
     );
     let moe = |flags: &str| format!("verify --model tiny-moe --dp 2 --tp 2 {flags}");
@@ -283,6 +308,11 @@ fn sequences_are_cut() {
         ("--cp 8 --cp-comm ulysses", "ulysses-degree may be 1, 2, 4"),
         ("--cp 0 --cp-comm ulysses", "the least is 1"),
         ("--cp 2 --ulysses-degree 0", "does not divide"),
+        (
+            "--dropout 1",
+            "dropout is 1; it must be at least 0 and less than 1",
+        ),
+        ("--dropout nan", "dropout is NaN"),
     ] {
         refused(&format!("train {flags}"), words);
     }
@@ -291,10 +321,6 @@ fn sequences_are_cut() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let cases = [
-        "--recompute selective",
-        "--recompute full",
-        "--dropout 0.1",
-        "--dtype bf16",
         "--device emulated",
         "--device cuda",
         "--launch processes",
@@ -303,20 +329,16 @@ fn what_is_not_built_is_refused_by_name() {
         "--transport tcp",
         "--transport nccl",
         "--transport mpi",
-        "--log-format megatron",
-        "--trace t.json",
     ];
     for flags in cases {
         for subcommand in ["", "train"] {
             refused(&format!("{subcommand} {flags}"), "not built yet");
         }
         let value = flags.split(' ').next_back().unwrap();
-        refused(flags, if value == "t.json" { "--trace" } else { value });
+        refused(flags, value);
     }
-    for name in ["plan", "bench", "precompile"] {
-        refused(name, "not built yet");
-        refused(&format!("{name} -n 2 --json -- x --tp"), name);
-    }
+    refused("precompile", "not built yet");
+    refused("precompile -n 2 --json -- x --tp", "precompile");
     for flags in [
         "--save d",
         "--load d",
@@ -324,6 +346,11 @@ fn what_is_not_built_is_refused_by_name() {
         "--run-dir r",
         "--quiet",
         "--eval-interval 1",
+        "--trace t",
+        "--report r",
+        "--tensorboard-dir d",
+        "--profile-step-start 1",
+        "--profile-step-end 1",
     ] {
         refused(&format!("verify {flags}"), "belongs to train");
     }
@@ -333,6 +360,9 @@ fn what_is_not_built_is_refused_by_name() {
 fn slips_are_named_in_one_sentence() {
     let cases = [
         ("--tp 3", "divisors: 1, 2, 4"),
+        ("--steps 5 --profile-step-start 5", "last step"),
+        ("--profile-step-start 3 --profile-step-end 3", "after"),
+        ("--profile-step-end 0", "after"),
         ("--tp 0", "tp=0"),
         ("--tp -1", "-1"),
         ("--tp two", "two"),
@@ -360,7 +390,7 @@ fn slips_are_named_in_one_sentence() {
         ("trace --schedule dualpipe-v --pp 1", "at least 2 stages"),
         ("trace --pp 0", "at least 1 stage"),
         ("trace --pp 99999999999", "more than can be drawn"),
-        ("trace --recorder d", "not built yet"),
+        ("trace --recorder d --pp 2", "cannot be used with"),
         ("--pp 2 --pipeline-layout 1,2", "[1, 2]"),
         ("--pipeline-layout 1,x", "x"),
         ("--gbs 3", "nearest: 4"),
@@ -435,6 +465,36 @@ fn each_subcommand_has_its_defaults() {
     assert_eq!(train("train"), Job::default());
     assert_eq!(verify("verify"), Job::verify());
     assert_eq!(train("--tp 4").layout.world(), 4);
+    assert_eq!(train("--tp 4").model, Job::demo().model);
+    assert!(train("--model tiny-moe --steps 9").prove && !train("train --model tiny-moe").prove);
+    // An ep that nobody asked for gives way; nothing else does.
+    for (flags, ep) in [
+        ("--model tiny", 1),
+        ("--num-experts 0", 1),
+        ("--num-experts 5", 1),
+        ("--num-experts 6", 2),
+        ("--num-experts 12", 4),
+        ("--model bench-s", 1),
+    ] {
+        for subcommand in ["", "verify"] {
+            let line = format!("{subcommand} {flags}");
+            let job = match run(&line) {
+                Ok(Command::Train(job) | Command::Verify { job, .. }) => job,
+                other => panic!("{line}: {other:?}"),
+            };
+            let wanted = Layout {
+                ep,
+                ..Job::demo().layout
+            };
+            assert_eq!(job.layout, wanted, "{line}");
+        }
+    }
+    let one = Layout {
+        cp: 2,
+        ..Layout::single()
+    };
+    assert_eq!(train("--cp 2").layout, one);
+    assert_eq!(train("train --model tiny-moe").layout, Layout::single());
     assert_eq!(verify("verify --dp 3 --mbs 2").batch.global_batch, 12);
     let bench = train("train --model bench-s").batch;
     assert_eq!(
@@ -447,13 +507,41 @@ fn each_subcommand_has_its_defaults() {
         run("verify --json"),
         Ok(Command::Verify { json: true, .. })
     ));
-    let Ok(Command::Eval { job, weights, json }) =
-        run("eval --load c --seq-length 8 --dp 3 --json")
-    else {
-        panic!("eval");
+}
+
+/// The checkpoint's model, and what flags say is to be computed with it.
+#[test]
+fn eval_takes_a_checkpoints_model_and_flags_win() {
+    let dir = crate::report::test_dir::TestDir::new("eval");
+    let root = dir.path();
+    let was =
+        train("train --model tiny-moe --window-size 9 --seq-len 20 --pack-documents --steps 9");
+    checkpoint_of(&was, root);
+    let eval = |flags: &str| match run(&format!("eval --load {} {flags}", root.display())) {
+        Ok(Command::Eval { job, weights, json }) => {
+            assert_eq!(weights, Weights::Checkpoint(root.into()));
+            (job, json)
+        }
+        other => panic!("{flags}: {other:?}"),
     };
+    let (job, json) = eval("--seq-length 8 --dp 3 --json");
     assert_eq!((job.batch.seq, job.batch.global_batch, json), (8, 9, true));
-    assert_eq!(weights, Weights::Checkpoint("c".into()));
+    assert_eq!((&job.model, job.pack_documents), (&was.model, true));
+    let (job, _) = eval("--window-size 5 --pack-documents=false --moe-capacity-factor 2 --ep 1");
+    assert_eq!((job.model.window, job.batch.seq), (Some(5), 20));
+    assert_eq!(job.model.moe.unwrap().capacity_factor, Some(2.0));
+    assert!(!job.pack_documents);
+    let (job, _) = eval("--window-size 0");
+    assert_eq!(job.model.window, None);
+    // Flags that ask for other parameters.
+    for flags in ["--num-experts 4", "--untie-embeddings-and-output-weights"] {
+        let (job, _) = eval(flags);
+        let weights = Weights::Checkpoint(root.into());
+        let failure = crate::weights::belong_to(&job, &weights).expect_err(flags);
+        assert_eq!(failure.exit, Exit::Usage);
+        assert!(failure.sentence.contains("other parameters"), "{failure}");
+    }
+    assert_eq!(run("eval --load no/such").unwrap_err().exit, Exit::Data);
 }
 
 /// `[default: x; verify: y]` in a help text is what happens without the flag.
@@ -476,7 +564,7 @@ fn help_tells_the_truth_about_defaults() {
             }
             let flag = format!("--{}={value}", arg.get_long().unwrap());
             let same = if verifies {
-                verify(&format!("verify {flag}")) == verify("verify --dp 2 --tp 2 --pp 2")
+                verify(&format!("verify {flag}")) == verify("verify")
             } else {
                 train(&format!("train {flag}")) == train("train")
             };
@@ -617,6 +705,15 @@ fn a_checkpoint_stands_for_what_flags_do_not_say() {
     for (flags, words) in [
         ("--seed 10", ["--seed 9", "not 10"]),
         ("--mask-fraction 0", ["--mask-fraction 0.25", "not 0"]),
+        ("--mask-samples 1", ["--mask-samples 0.125", "not 1"]),
+        (
+            "--pack-documents",
+            ["--pack-documents=false", "not --pack-documents=true"],
+        ),
+        (
+            "--window-size 5",
+            ["--model tiny (untied)", "(untied, a window of 5)"],
+        ),
         ("--model bench-s", ["--model tiny", "bench-s"]),
         (
             "--untie-embeddings-and-output-weights=false",
@@ -652,18 +749,20 @@ fn a_file_says_how_long_a_sequence_may_be() {
     let mut model = crate::model_config::Model::tiny();
     model.max_positions = 48;
     let path = dir.path().join("config.json");
-    std::fs::write(&path, model.to_json()).unwrap();
+    std::fs::write(&path, model.to_json().unwrap()).unwrap();
     let path = path.display();
     assert_eq!(train(&format!("--model {path}")).batch.seq, 48);
-    assert_eq!(train(&format!("--model {path} --seq-len 47")).batch.seq, 47);
+    refused(&format!("--model {path} --seq-len 47"), "nearest: 44 or 48");
+    let line = format!("train --model {path} --seq-len 47");
+    assert_eq!(train(&line).batch.seq, 47);
     for subcommand in ["", "train", "verify"] {
         refused(
-            &format!("{subcommand} --model {path} --seq-len 49"),
-            "seq-length 49 is more than the 48 positions",
+            &format!("{subcommand} --model {path} --seq-len 52"),
+            "seq-length 52 is more than the 48 positions",
         );
     }
     refused(
-        &format!("eval --model {path} --seq-len 49"),
+        &format!("eval --model {path} --seq-len 52"),
         "use at most 48",
     );
     // Presets are trained from nothing, for any length.
@@ -672,12 +771,12 @@ fn a_file_says_how_long_a_sequence_may_be() {
     let saved = dir.path().join("job.json");
     std::fs::write(&saved, train(&format!("--model {path}")).to_json().unwrap()).unwrap();
     refused(
-        &format!("--config {} --seq-len 49", saved.display()),
+        &format!("--config {} --seq-len 52", saved.display()),
         "use at most 48",
     );
     assert_eq!(
         train(&format!(
-            "--config {} --seq-len 49 --model tiny",
+            "--config {} --seq-len 52 --model tiny",
             saved.display()
         ))
         .max_positions,
@@ -775,6 +874,8 @@ proptest! {
                 prop_assert_eq!(back, job);
             }
             Ok(Command::Convert(_)) => {}
+            Ok(Command::Plan(plan)) => prop_assert!(plan.request.cluster.validate().is_ok()),
+            Ok(Command::Bench(bench)) => prop_assert!(bench.ranks > 0 && bench.bench.iters > 0),
             Ok(Command::Launch { ranks, command }) => {
                 prop_assert!(ranks > 0 && !command.is_empty());
             }

@@ -28,9 +28,9 @@ pub(super) struct TraceArgs {
         value_name = "N"
     )]
     virtual_stages: Option<usize>,
-    /// Draw what ranks have recorded; not built yet: refused
-    #[arg(long, value_name = "DIR", conflicts_with = "schedule")]
-    recorder: Option<PathBuf>,
+    /// Say of what ranks have recorded there (train --recorder) which rank is at which call
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["schedule", "pp", "microbatches", "virtual_stages"])]
+    pub(super) recorder: Option<PathBuf>,
 }
 
 /// Slots of a picture; more is a slip of the finger.
@@ -42,11 +42,6 @@ impl TraceArgs {
     /// # Errors
     /// Exit 2 where the kind cannot run so.
     pub(super) fn schedule(&self) -> Result<Schedule, Failure> {
-        if self.recorder.is_some() {
-            return Err(Failure::usage(
-                "--recorder is not built yet; --schedule draws a schedule",
-            ));
-        }
         let (pp, m) = (self.pp.unwrap_or(4), self.microbatches.unwrap_or(8));
         let asked = match (self.schedule, self.virtual_stages) {
             (None, Some(2..)) => ScheduleKind::Interleaved,

@@ -2,12 +2,13 @@
 //! what is said of them is not "invalid value".
 
 use clap::ValueEnum;
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use quintet_planner::CpComm;
 
-use crate::job::{Decay, LogFormat, OptimizerKind};
+use crate::job::{Decay, DeviceKind, LogFormat, OptimizerKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Schedule {
@@ -63,13 +64,23 @@ impl From<CpWord> for CpComm {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Recompute {
-    /// Keep what forward saves
+pub(super) enum RecomputeWord {
+    /// Nothing: all that forward makes is kept
     None,
-    /// Not built yet: refused
+    /// What is cheap: outputs of norms and activations
     Selective,
-    /// Not built yet: refused
+    /// Blocks, each from its input
     Full,
+}
+
+impl From<RecomputeWord> for Recompute {
+    fn from(word: RecomputeWord) -> Self {
+        match word {
+            RecomputeWord::None => Self::None,
+            RecomputeWord::Selective => Self::Selective,
+            RecomputeWord::Full => Self::Full,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -137,17 +148,26 @@ impl From<DecayStyle> for Decay {
 pub(super) enum DtypeWord {
     F64,
     F32,
-    /// Not built yet: refused
+    /// Parameters and activations; master weights, gradients and sums in f32
     Bf16,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Device {
     Cpu,
-    /// Not built yet: refused
+    /// The CUDA kernels, run and checked on the host; verify alone, in a build with feature emulated
     Emulated,
     /// Not built yet: refused
     Cuda,
+}
+
+impl From<Device> for DeviceKind {
+    fn from(word: Device) -> Self {
+        match word {
+            Device::Emulated => Self::Emulated,
+            Device::Cpu | Device::Cuda => Self::Cpu,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -180,18 +200,18 @@ pub(super) enum Transport {
 pub(super) enum Log {
     /// Lines for a person; a live line on a terminal
     Plain,
-    /// Not built yet: refused
+    /// The lines of Megatron-LM's training log, times in UTC
     Megatron,
     /// The objects of the metrics file on stdout, and nothing else there
     Json,
 }
 
-impl Log {
-    pub(super) fn built(self) -> Option<LogFormat> {
-        match self {
-            Log::Plain => Some(LogFormat::Plain),
-            Log::Json => Some(LogFormat::Json),
-            Log::Megatron => None,
+impl From<Log> for LogFormat {
+    fn from(word: Log) -> Self {
+        match word {
+            Log::Plain => Self::Plain,
+            Log::Json => Self::Json,
+            Log::Megatron => Self::Megatron,
         }
     }
 }

@@ -121,6 +121,10 @@ fn run(job: &Job) -> Result<(), Failure> {
             job.mask_fraction
         ));
     }
+    let samples = job.mask_samples.unwrap_or(0.0);
+    if !(0.0..=1.0).contains(&samples) {
+        return no(format!("mask-samples is {samples}; it must be from 0 to 1"));
+    }
     if job.steps == 0 || job.steps > MOST_STEPS {
         return no(format!(
             "steps is {}; it must be from 1 to {MOST_STEPS}",
@@ -137,6 +141,19 @@ fn run(job: &Job) -> Result<(), Failure> {
     }
     if job.threads_per_rank == 0 {
         return no("threads-per-rank is 0; it must be at least 1".into());
+    }
+    let (start, end) = (job.profile_step_start, job.profile_step_end);
+    if let Some(start) = start.filter(|start| *start >= job.steps) {
+        return no(format!(
+            "profile-step-start is {start}; the recording must begin before the last step, {}",
+            job.steps
+        ));
+    }
+    if let Some(end) = end.filter(|end| *end <= start.unwrap_or(0)) {
+        return no(format!(
+            "profile-step-end is {end}; the recording must end after it begins, at {} or later",
+            start.unwrap_or(0) + 1
+        ));
     }
     if job.save_interval > 0 && job.save.is_none() {
         return no("save-interval is given but no folder to save to; add --save DIR".into());

@@ -3,7 +3,7 @@
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::norm::NormKind;
 use quintet_parallel_layers::pipeline::ScheduleKind;
-use quintet_parallel_layers::{Architecture, MlpKind, Positions};
+use quintet_parallel_layers::{Architecture, MlpKind, Positions, Recompute};
 use quintet_planner::config::{Batch, CpComm, Layout, ModelConfig, MoeConfig};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ pub(super) struct ModelDef {
     moe: Option<MoeConfig>,
     #[serde(default)]
     window: Option<usize>,
+    #[serde(default)]
+    dropout: f64,
     #[serde(default = "llama", with = "ArchitectureDef")]
     architecture: Architecture,
 }
@@ -171,6 +173,16 @@ pub(super) struct LayoutDef {
     bucket_bytes: usize,
     #[serde(default)]
     any_order: bool,
+    #[serde(default, with = "RecomputeDef")]
+    recompute: Recompute,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Recompute", rename_all = "kebab-case")]
+enum RecomputeDef {
+    None,
+    Selective,
+    Full,
 }
 
 fn one() -> usize {

@@ -6,7 +6,7 @@ fn the_defaults_are_sound() {
     for job in [Job::default(), Job::demo(), Job::verify()] {
         job.check().unwrap();
     }
-    assert_eq!(Job::demo().layout.world(), 8);
+    assert_eq!(Job::demo().layout.world(), 16);
 }
 
 #[test]
@@ -59,6 +59,7 @@ fn each_bound_is_named() {
         ("adam-eps", |j| j.optimizer.eps = 0.0),
         ("min-lr 1", |j| j.optimizer.min_lr = 1.0),
         ("mask-fraction", |j| j.mask_fraction = 1.0),
+        ("mask-samples", |j| j.mask_samples = Some(1.5)),
         ("steps is 0", |j| j.steps = 0),
         ("threads-per-rank is 0", |j| j.threads_per_rank = 0),
         ("save-interval", |j| j.save_interval = 5),

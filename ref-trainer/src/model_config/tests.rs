@@ -2,7 +2,8 @@ use proptest::prelude::*;
 use serde_json::{Map, json};
 
 use super::*;
-use quintet_parallel_layers::Architecture;
+use quintet_parallel_layers::moe::Score;
+use quintet_parallel_layers::{Architecture, Positions};
 
 fn good() -> Map<String, Value> {
     let text = r#"{
@@ -42,6 +43,7 @@ fn a_llama_file_is_read() {
         tied: false,
         moe: None,
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     };
     assert_eq!((model.config, model.seq), (expected, 1024));
@@ -102,7 +104,7 @@ fn presets_are_models_and_survive_their_own_json() {
         };
         let single = quintet_planner::config::Layout::single();
         quintet_planner::config::validate(&model.config, &single, &batch).unwrap();
-        let again = Model::from_json(name, &model.to_json()).unwrap();
+        let again = Model::from_json(name, &model.to_json().unwrap()).unwrap();
         assert_eq!((again.config, again.seq), (model.config, model.seq));
     }
 }
@@ -124,7 +126,8 @@ fn what_we_would_compute_wrongly_is_refused() {
         ("attention_bias", json!(true), "attention_bias is true"),
         ("partial_rotary_factor", json!(0.5), "whole heads"),
         ("mlp_bias", json!(true), "mlp_bias is true"),
-        ("attention_dropout", json!(0.1), "dropout is not built yet"),
+        ("num_local_experts", json!(8), "has no experts"),
+        ("num_experts", json!(8), "mixtral, qwen3_moe and glm4_moe"),
         (
             "quantization_config",
             json!({"bits": 4}),
@@ -143,7 +146,7 @@ fn what_we_would_compute_wrongly_is_refused() {
         (
             "rope_parameters",
             json!({"partial_rotary_factor": 0.5}),
-            "partial_rotary_factor 0.5",
+            "partial_rotary_factor is 0.5",
         ),
         (
             "rope_parameters",
@@ -232,26 +235,243 @@ fn files_and_names_that_are_none_are_refused() {
     std::fs::create_dir_all(&folder).unwrap();
     let name = folder.to_str().unwrap();
     assert!(said(name).contains("no such preset or file"));
-    std::fs::write(folder.join("config.json"), Model::tiny().to_json()).unwrap();
+    std::fs::write(folder.join("config.json"), Model::tiny().to_json().unwrap()).unwrap();
     assert_eq!(Model::named(name).unwrap().config, Model::tiny().config);
     std::fs::write(folder.join("config.json"), [0xFF, 0xFE]).unwrap();
     assert!(said(name).contains("cannot be read"));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+fn object(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+/// A published Mixtral, Qwen3-MoE and Glm4Moe, in older and in newer keys.
+fn with_experts() -> [(&'static str, [Map<String, Value>; 2]); 3] {
+    let shape = json!({
+        "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "vocab_size": 100, "rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 4096,
+        "tie_word_embeddings": false, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001,
+        "output_router_logits": false, "attention_dropout": 0.0,
+    });
+    let of = |more: Value| {
+        let mut keys = object(shape.clone());
+        keys.extend(object(more));
+        keys
+    };
+    let mixtral = of(json!({
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 112,
+        "num_local_experts": 8, "rope_theta": 1e6, "sliding_window": null,
+    }));
+    let qwen3 = of(json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "intermediate_size": 96,
+        "moe_intermediate_size": 24, "num_experts": 16, "norm_topk_prob": true, "decoder_sparse_step": 1,
+        "mlp_only_layers": [1, 0], "head_dim": 16, "rope_theta": 5e6, "use_sliding_window": false,
+        "sliding_window": null, "max_window_layers": 5, "rope_scaling": null, "attention_bias": false,
+    }));
+    let glm4 = of(json!({
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "intermediate_size": 96,
+        "moe_intermediate_size": 24, "n_routed_experts": 16, "n_shared_experts": 2, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 3, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+        "head_dim": 22, "partial_rotary_factor": 0.2728, "rope_theta": 1e5, "use_qk_norm": true,
+        "attention_bias": true, "num_nextn_predict_layers": 1,
+    }));
+    let newer = |keys: &Map<String, Value>| {
+        let mut keys = keys.clone();
+        let mut rope = object(json!({"rope_type": "default"}));
+        for key in ["rope_theta", "partial_rotary_factor"] {
+            rope.extend(keys.remove(key).map(|value| (key.to_string(), value)));
+        }
+        keys.insert("rope_parameters".into(), Value::Object(rope));
+        for key in ["num_experts", "n_routed_experts"] {
+            let spelt = keys.remove(key);
+            keys.extend(spelt.map(|value| ("num_local_experts".to_string(), value)));
+        }
+        keys
+    };
+    [
+        ("mixtral", mixtral),
+        ("qwen3_moe", qwen3),
+        ("glm4_moe", glm4),
+    ]
+    .map(|(name, older)| (name, [older.clone(), newer(&older)]))
+}
+
+#[test]
+fn models_with_experts_are_read_in_older_and_newer_keys() {
+    let config = |heads: usize, ffn, rope_theta, moe, architecture| ModelConfig {
+        vocab: 100,
+        hidden: 64,
+        layers: 5,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: heads,
+        ffn,
+        rope_theta,
+        norm_eps: 1e-6,
+        tied: false,
+        moe: Some(moe),
+        window: None,
+        dropout: 0.0,
+        architecture,
+    };
+    let (qk_norm, qkv_bias) = (true, true);
+    let expected = [
+        config(8, 112, 1e6, MoeConfig::new(8, 2, 112), Architecture::LLAMA),
+        config(
+            16,
+            96,
+            5e6,
+            MoeConfig {
+                first_dense: 2,
+                ..MoeConfig::new(16, 2, 24)
+            },
+            Architecture {
+                qk_norm,
+                ..Architecture::LLAMA
+            },
+        ),
+        config(
+            22,
+            96,
+            1e5,
+            MoeConfig {
+                score: Score::Sigmoid,
+                scale: 2.5,
+                selection_bias: true,
+                shared_ffn: 48,
+                first_dense: 3,
+                ..MoeConfig::new(16, 2, 24)
+            },
+            Architecture {
+                qk_norm,
+                qkv_bias,
+                positions: Positions::PartRotary(6),
+                ..Architecture::LLAMA
+            },
+        ),
+    ];
+    for ((name, spelt), config) in with_experts().into_iter().zip(expected) {
+        for keys in spelt {
+            let model = parse(&keys).unwrap();
+            assert_eq!(model.config, config, "{name}");
+            assert_eq!(model.family().unwrap().model_type(), name);
+            let again = Model::from_json(name, &model.to_json().unwrap()).unwrap();
+            assert_eq!(again, model, "{name}");
+        }
+    }
+}
+
+#[test]
+fn experts_that_we_would_compute_wrongly_are_refused() {
+    let cases = [
+        (
+            0,
+            "num_experts_per_tok",
+            json!(9),
+            "more than the 8 experts",
+        ),
+        (0, "num_experts_per_tok", Value::Null, "is missing"),
+        (0, "num_key_value_heads", Value::Null, "is missing"),
+        (0, "num_local_experts", Value::Null, "is missing"),
+        (0, "num_local_experts", json!(0), "whole number"),
+        (0, "num_experts", json!(4), "must agree"),
+        (0, "router_jitter_noise", json!(0.1), "router_jitter_noise"),
+        (
+            0,
+            "output_router_logits",
+            json!(true),
+            "--moe-aux-loss-coeff",
+        ),
+        (0, "partial_rotary_factor", json!(0.5), "whole heads"),
+        (
+            1,
+            "decoder_sparse_step",
+            json!(2),
+            "decoder_sparse_step is 2",
+        ),
+        (1, "mlp_only_layers", json!([1]), "must list the first"),
+        (1, "mlp_only_layers", json!([0, 2]), "must list the first"),
+        (1, "mlp_only_layers", json!(3), "must list the first"),
+        (1, "mlp_only_layers", json!(["0"]), "must list the first"),
+        (1, "use_sliding_window", json!(true), "use_sliding_window"),
+        (1, "attention_bias", json!(true), "only false"),
+        (1, "moe_intermediate_size", Value::Null, "is missing"),
+        (2, "n_group", json!(8), "n_group is 8"),
+        (2, "topk_group", json!(2), "topk_group is 2"),
+        (2, "n_shared_experts", json!(0), "n_shared_experts is 0"),
+        (2, "routed_scaling_factor", json!(-1), "from 0"),
+        (2, "first_k_dense_replace", json!(-1), "whole number"),
+        (2, "partial_rotary_factor", json!(0.25), "odd"),
+        (2, "partial_rotary_factor", json!(1.5), "at most 1"),
+        (2, "norm_topk_prob", json!(1), "true or false"),
+    ];
+    for (family, key, value, expected) in cases {
+        let mut keys = with_experts()[family].1[0].clone();
+        keys.insert(key.into(), value);
+        let said = parse(&keys).unwrap_err().to_string();
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// A file that says less than the model is worse than none.
+#[test]
+fn what_no_file_says_is_not_written() {
+    let no = |change: fn(&mut ModelConfig)| {
+        let mut model = Model::tiny_moe();
+        change(&mut model.config);
+        model.to_json().unwrap_err().to_string()
+    };
+    fn moe(config: &mut ModelConfig) -> &mut MoeConfig {
+        config.moe.as_mut().unwrap()
+    }
+    let cases: [(fn(&mut ModelConfig), &str); 6] = [
+        (
+            |c| moe(c).capacity_factor = Some(1.5),
+            "mixtral comes nearest, and cannot say a capacity",
+        ),
+        (
+            |c| (moe(c).shared_ffn, moe(c).shared_gate) = (8, true),
+            "the shared experts, a gate of the shared experts",
+        ),
+        (|c| moe(c).selection_bias = true, "how the router scores"),
+        (|c| moe(c).first_dense = 1, "the dense blocks"),
+        (
+            |c| (c.moe, c.window) = (None, Some(5)),
+            "llama comes nearest, and cannot say a window",
+        ),
+        (
+            |c| (c.moe, c.architecture.qk_norm) = (None, true),
+            "its norms, MLP, positions and biases",
+        ),
+    ];
+    for (change, expected) in cases {
+        let said = no(change);
+        assert!(said.contains(expected), "{said}");
+    }
+    let mut windowed = Model::tiny_moe();
+    windowed.config.window = Some(5);
+    let again = Model::from_json("x", &windowed.to_json().unwrap()).unwrap();
+    assert_eq!(again.config.window, Some(5));
+}
+
 proptest! {
     /// Whatever a key holds, a file is a model that the planner takes on one rank, or is refused.
     #[test]
     fn any_value_of_any_key_is_read_or_refused(
-        key in proptest::sample::select(good().keys().cloned().collect::<Vec<_>>()),
+        key in proptest::sample::select(
+            with_experts().iter().flat_map(|(_, [older, newer])| older.keys().chain(newer.keys()))
+                .chain(good().keys()).cloned().collect::<Vec<_>>()
+        ),
         value in proptest::sample::select(vec![
             json!(null), json!(true), json!(0), json!(1), json!(3), json!(-1), json!(1e300), json!(u64::MAX),
             json!("x"), json!(""), json!([]), json!({}), json!({"rope_type": 3}), json!([null]),
         ]),
     ) {
-        let mut keys = good();
-        keys.insert(key, value);
-        if let Ok(model) = parse(&keys) {
+        let all = with_experts().into_iter().flat_map(|(_, spelt)| spelt);
+        for mut keys in all.chain([good()]) {
+            keys.insert(key.clone(), value.clone());
+            let Ok(model) = parse(&keys) else { continue };
             let batch = quintet_planner::config::Batch { seq: model.seq, micro_batch: 1, global_batch: 8 };
             let single = quintet_planner::config::Layout::single();
             prop_assert!(quintet_planner::config::validate(&model.config, &single, &batch).is_ok());

@@ -17,7 +17,8 @@ use quintet_planner::config::{ModelConfig, MoeConfig};
 
 use super::block;
 use super::ops::{add, linear, linear_backward, softmax, swiglu, swiglu_backward};
-use super::{OracleError, Params, gradient, value};
+use super::sight::Sight;
+use super::{OracleError, Params, Rounding, gradient, value};
 
 /// Where the tokens of a microbatch went in one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -34,6 +35,8 @@ pub struct LayerRouting {
     pub kept: Vec<i32>,
     /// The least distance between what was chosen last and what was not, over tokens.
     pub margin: f64,
+    /// Choices that were ties, and broken otherwise than here.
+    pub ties: u64,
 }
 
 /// What forward leaves for backward.
@@ -50,6 +53,8 @@ struct Token {
     logits_e: Vec<f64>,
     score_e: Vec<f64>,
     chosen: Vec<usize>,
+    /// Chosen as was told, and not as it would have been.
+    tie: bool,
     weight: Vec<f64>,
 }
 
@@ -148,22 +153,33 @@ pub(super) fn forward(
     config: &ModelConfig,
     moe: &MoeConfig,
     params: &Params,
-    layer: usize,
+    (layer, sight): (usize, &Sight),
     x_td: &[f64],
 ) -> Result<(Vec<f64>, Saved, LayerRouting), OracleError> {
+    let rounding = sight.rounding;
     let (d, n) = (config.hidden, moe.experts);
-    let logits_te = linear(x_td, value(params, &weight(layer, "mlp.gate"))?, d, n);
+    let mut logits_te = linear(x_td, value(params, &weight(layer, "mlp.gate"))?, d, n);
     let zeros = vec![0.0; n];
+    rounding.kept(&mut logits_te);
     let bias_e = if moe.selection_bias {
         value(params, &bias(layer))?
     } else {
         &zeros
     };
+    let told = |t: usize| {
+        let (layers, within) = sight.ties?;
+        Some((
+            layers.get(layer)?.get(t * moe.topk..(t + 1) * moe.topk)?,
+            within,
+        ))
+    };
     let tokens: Vec<Token> = logits_te
         .chunks_exact(n)
-        .map(|l| choose(moe, l, bias_e))
+        .enumerate()
+        .map(|(t, l)| choose(moe, l, bias_e, rounding, told(t)))
         .collect();
     let mut routing = statistics(moe, &tokens);
+    routing.ties = tokens.iter().filter(|token| token.tie).count() as u64;
     let mut experts = Vec::new();
     let mut y_td = vec![0.0; x_td.len()];
     for e in 0..n {
@@ -191,7 +207,7 @@ pub(super) fn forward(
             part("up_proj", len)?,
             part("down_proj", len)?,
         ];
-        let mlp = mlp(rows, weights, d, moe.ffn);
+        let mlp = mlp(rows, weights, (d, moe.ffn), rounding);
         experts.push(Expert { pairs, mlp });
     }
     // In order of choice, as a sum over experts by number would not be.
@@ -210,7 +226,9 @@ pub(super) fn forward(
             }
         }
     }
-    let shared = shared_forward(config, moe, params, layer, x_td, &mut y_td)?;
+    rounding.stored(&mut y_td);
+    let at = (layer, rounding);
+    let shared = shared_forward(config, moe, params, at, x_td, &mut y_td)?;
     let counts = routing.counts.iter().map(|n| *n as f64).collect();
     routing.margin = tokens
         .iter()
@@ -232,7 +250,7 @@ pub(super) fn backward(
     config: &ModelConfig,
     moe: &MoeConfig,
     (params, grads): (&Params, &mut Params),
-    layer: usize,
+    (layer, rounding): (usize, &Rounding),
     (saved, share): (&Saved, f64),
     dy_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
@@ -250,10 +268,12 @@ pub(super) fn backward(
             dweight[*t][*j] = dy_d.iter().zip(out_d).map(|(dy, out)| dy * out).sum();
             dout_td.extend(dy_d.iter().map(|dy| saved.tokens[*t].weight[*j] * dy));
         }
+        rounding.stored(&mut dout_td);
         let names = ["gate_proj", "up_proj", "down_proj"]
             .map(|part| weight(layer, &format!("mlp.experts.{part}")));
         let at = e * f * d..(e + 1) * f * d;
-        let drows = mlp_backward(params, grads, &names, at, &expert.mlp, &dout_td, d, f)?;
+        let both = (params, &mut *grads);
+        let drows = mlp_backward(both, &names, at, &expert.mlp, &dout_td, (d, f), rounding)?;
         for ((t, _), drow_d) in expert.pairs.iter().zip(drows.chunks_exact(d)) {
             add(&mut dx_td[t * d..(t + 1) * d], drow_d);
         }
@@ -265,32 +285,45 @@ pub(super) fn backward(
         .map(|c| moe.aux_loss * share * n as f64 * c / (count * moe.topk as f64) / count)
         .collect();
     let pull_z = moe.z_loss * share / count;
+    rounding.stored(&mut dx_td);
+    dweight
+        .iter_mut()
+        .for_each(|dweight| rounding.kept(dweight));
     let mut dlogits_te = Vec::new();
     for (token, dweight) in saved.tokens.iter().zip(&dweight) {
         dlogits_te.extend(router_backward(moe, token, dweight, &pull_e, pull_z));
     }
+    rounding.kept(&mut dlogits_te);
     let gate = weight(layer, "mlp.gate");
     let (w, dw) = (value(params, &gate)?, gradient(grads, &gate)?);
     add(
         &mut dx_td,
         &linear_backward(&dlogits_te, &saved.x_td, w, dw, d, n),
     );
+    rounding.stored(&mut dx_td);
     if let Some(shared) = &saved.shared {
         let dx = shared_backward(
             config,
             moe,
             (params, grads),
-            layer,
+            (layer, rounding),
             (shared, &saved.x_td),
             dy_td,
         )?;
         add(&mut dx_td, &dx);
+        rounding.stored(&mut dx_td);
     }
     Ok(dx_td)
 }
 
-fn choose(moe: &MoeConfig, logits_e: &[f64], bias_e: &[f64]) -> Token {
-    let score_e = match moe.score {
+fn choose(
+    moe: &MoeConfig,
+    logits_e: &[f64],
+    bias_e: &[f64],
+    rounding: &Rounding,
+    told: Option<(&[i32], f64)>,
+) -> Token {
+    let mut score_e = match moe.score {
         Score::Softmax => {
             let mut p = logits_e.to_vec();
             softmax(&mut p);
@@ -298,6 +331,7 @@ fn choose(moe: &MoeConfig, logits_e: &[f64], bias_e: &[f64]) -> Token {
         }
         Score::Sigmoid => logits_e.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
     };
+    rounding.kept(&mut score_e);
     let mut left: Vec<usize> = (0..moe.experts).collect();
     let mut chosen = Vec::new();
     for _ in 0..moe.topk {
@@ -309,15 +343,37 @@ fn choose(moe: &MoeConfig, logits_e: &[f64], bias_e: &[f64]) -> Token {
         }
         chosen.push(left.remove(best));
     }
+    let key = |e: usize| score_e[e] + bias_e[e];
+    let as_good = |told: &[i32], within: f64| {
+        let mut left: Vec<usize> = (0..moe.experts).collect();
+        told.iter().all(|&e| {
+            let best = left
+                .iter()
+                .map(|&e| key(e))
+                .fold(f64::NEG_INFINITY, f64::max);
+            let at = left.iter().position(|&l| l as i32 == e);
+            at.is_some_and(|at| best - key(left.remove(at)) <= within)
+        })
+    };
+    let mut tie = false;
+    if let Some((told, within)) = told
+        && as_good(told, within)
+    {
+        let told: Vec<usize> = told.iter().map(|&e| e as usize).collect();
+        tie = told != chosen;
+        chosen = told;
+    }
     let by = divisor(moe, &score_e, &chosen);
-    let weight = chosen
+    let mut weight: Vec<f64> = chosen
         .iter()
         .map(|e| moe.scale * score_e[*e] / by)
         .collect();
+    rounding.kept(&mut weight);
     Token {
         logits_e: logits_e.to_vec(),
         score_e,
         chosen,
+        tie,
         weight,
     }
 }
@@ -440,11 +496,20 @@ fn router_backward(
         .collect()
 }
 
-fn mlp(x_td: Vec<f64>, [gate, up, down]: [&[f64]; 3], d: usize, f: usize) -> Mlp {
-    let gate_tf = linear(&x_td, gate, d, f);
-    let up_tf = linear(&x_td, up, d, f);
-    let act_tf = swiglu(&gate_tf, &up_tf);
-    let y_td = linear(&act_tf, down, f, d);
+fn mlp(
+    x_td: Vec<f64>,
+    [gate, up, down]: [&[f64]; 3],
+    (d, f): (usize, usize),
+    rounding: &Rounding,
+) -> Mlp {
+    let mut gate_tf = linear(&x_td, gate, d, f);
+    let mut up_tf = linear(&x_td, up, d, f);
+    rounding.stored(&mut gate_tf);
+    rounding.stored(&mut up_tf);
+    let mut act_tf = swiglu(&gate_tf, &up_tf);
+    rounding.stored(&mut act_tf);
+    let mut y_td = linear(&act_tf, down, f, d);
+    rounding.stored(&mut y_td);
     Mlp {
         x_td,
         gate_tf,
@@ -455,24 +520,26 @@ fn mlp(x_td: Vec<f64>, [gate, up, down]: [&[f64]; 3], d: usize, f: usize) -> Mlp
 }
 
 /// Gradient of the input; `at` is where the matrices lie in their parameters.
-#[allow(clippy::too_many_arguments)] // The names are spelt out once, below, for two callers.
 fn mlp_backward(
-    params: &Params,
-    grads: &mut Params,
+    (params, grads): (&Params, &mut Params),
     [gate, up, down]: &[String; 3],
     at: std::ops::Range<usize>,
     saved: &Mlp,
     dy_td: &[f64],
-    d: usize,
-    f: usize,
+    (d, f): (usize, usize),
+    rounding: &Rounding,
 ) -> Result<Vec<f64>, OracleError> {
     let mut back = |name: &String, dy: &[f64], x: &[f64], i: usize, o: usize| {
         let w = &value(params, name)?[at.clone()];
         let dw = &mut gradient(grads, name)?[at.clone()];
-        Ok::<_, OracleError>(linear_backward(dy, x, w, dw, i, o))
+        let mut dx = linear_backward(dy, x, w, dw, i, o);
+        rounding.stored(&mut dx);
+        Ok::<_, OracleError>(dx)
     };
     let dact_tf = back(down, dy_td, &saved.act_tf, f, d)?;
-    let (dgate_tf, dup_tf) = swiglu_backward(&dact_tf, &saved.gate_tf, &saved.up_tf);
+    let (mut dgate_tf, mut dup_tf) = swiglu_backward(&dact_tf, &saved.gate_tf, &saved.up_tf);
+    rounding.stored(&mut dgate_tf);
+    rounding.stored(&mut dup_tf);
     let mut dx_td = back(gate, &dgate_tf, &saved.x_td, d, f)?;
     add(&mut dx_td, &back(up, &dup_tf, &saved.x_td, d, f)?);
     Ok(dx_td)
@@ -483,7 +550,7 @@ fn shared_forward(
     config: &ModelConfig,
     moe: &MoeConfig,
     params: &Params,
-    layer: usize,
+    (layer, rounding): (usize, &Rounding),
     x_td: &[f64],
     y_td: &mut [f64],
 ) -> Result<Option<Shared>, OracleError> {
@@ -498,10 +565,12 @@ fn shared_forward(
         )
     };
     let weights = [part("gate_proj")?, part("up_proj")?, part("down_proj")?];
-    let mlp = mlp(x_td.to_vec(), weights, d, f);
+    let mlp = mlp(x_td.to_vec(), weights, (d, f), rounding);
     let logit_t = if moe.shared_gate {
         let w = value(params, &weight(layer, "mlp.shared_expert_gate"))?;
-        Some(linear(x_td, w, d, 1))
+        let mut logit_t = linear(x_td, w, d, 1);
+        rounding.kept(&mut logit_t);
+        Some(logit_t)
     } else {
         None
     };
@@ -517,6 +586,7 @@ fn shared_forward(
             *y += g * out;
         }
     }
+    rounding.stored(y_td);
     Ok(Some(Shared { mlp, logit_t }))
 }
 
@@ -524,7 +594,7 @@ fn shared_backward(
     config: &ModelConfig,
     moe: &MoeConfig,
     (params, grads): (&Params, &mut Params),
-    layer: usize,
+    (layer, rounding): (usize, &Rounding),
     (saved, x_td): (&Shared, &[f64]),
     dy_td: &[f64],
 ) -> Result<Vec<f64>, OracleError> {
@@ -543,9 +613,13 @@ fn shared_backward(
         dlogit_t.push(dg * g * (1.0 - g));
         dout_td.extend(dy_d.iter().map(|dy| g * dy));
     }
+    rounding.stored(&mut dout_td);
+    rounding.kept(&mut dlogit_t);
     let names = ["gate_proj", "up_proj", "down_proj"]
         .map(|part| weight(layer, &format!("{}.{part}", shared_name(moe))));
-    let mut dx_td = mlp_backward(params, grads, &names, 0..f * d, &saved.mlp, &dout_td, d, f)?;
+    let both = (params, &mut *grads);
+    let at = 0..f * d;
+    let mut dx_td = mlp_backward(both, &names, at, &saved.mlp, &dout_td, (d, f), rounding)?;
     if saved.logit_t.is_some() {
         let gate = weight(layer, "mlp.shared_expert_gate");
         let (w, dw) = (value(params, &gate)?, gradient(grads, &gate)?);

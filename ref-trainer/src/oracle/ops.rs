@@ -5,6 +5,8 @@
 
 use quintet_planner::config::ModelConfig;
 
+use super::sight::Sight;
+
 /// `y[t,o] = sum_i x[t,i] w[o,i]`.
 pub(super) fn linear(x_ti: &[f64], w_oi: &[f64], i: usize, o: usize) -> Vec<f64> {
     let t = x_ti.len() / i;
@@ -186,11 +188,12 @@ pub(super) fn rope(
 /// head `k = h / (heads / kv_heads)`. Returns `o_the` and `p_hts` (0 elsewhere).
 pub(super) fn attention(
     config: &ModelConfig,
-    first: &[usize],
+    (sight, site): (&Sight, u32),
     q_the: &[f64],
     k_ske: &[f64],
     v_ske: &[f64],
 ) -> (Vec<f64>, Vec<f64>) {
+    let first = &sight.first;
     let (heads, e) = (config.heads, config.head_dim);
     let tokens = q_the.len() / (heads * e);
     let (mut o_the, mut p_hts) = (vec![0.0; q_the.len()], vec![0.0; heads * tokens * tokens]);
@@ -203,7 +206,8 @@ pub(super) fn attention(
             }
             softmax(p_s);
             for (s, p) in (first[t]..).zip(p_s.iter()) {
-                add_scaled(&mut o_the[row.clone()], *p, &v_ske[kv_at(config, s, h)]);
+                let p = p * sight.dropout.of_pair(site, h, (t, s));
+                add_scaled(&mut o_the[row.clone()], p, &v_ske[kv_at(config, s, h)]);
             }
         }
     }
@@ -214,12 +218,12 @@ pub(super) fn attention(
 /// `dscore[s] = p[s] (dp[s] - sum_s p[s] dp[s])`.
 pub(super) fn attention_backward(
     config: &ModelConfig,
-    first: &[usize],
+    (sight, site): (&Sight, u32),
     do_the: &[f64],
     (q_the, k_ske, v_ske): (&[f64], &[f64], &[f64]),
     p_hts: &[f64],
 ) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
-    let (heads, e) = (config.heads, config.head_dim);
+    let (heads, e, first) = (config.heads, config.head_dim, &sight.first);
     let tokens = q_the.len() / (heads * e);
     let mut dq_the = vec![0.0; q_the.len()];
     let (mut dk_ske, mut dv_ske) = (vec![0.0; k_ske.len()], vec![0.0; v_ske.len()]);
@@ -227,14 +231,19 @@ pub(super) fn attention_backward(
         for t in 0..tokens {
             let row = at(t, h, heads, e);
             let p_s = &p_hts[(h * tokens + t) * tokens..][first[t]..=t];
+            let factors: Vec<f64> = (first[t]..=t)
+                .map(|s| sight.dropout.of_pair(site, h, (t, s)))
+                .collect();
             let dp_s: Vec<f64> = (first[t]..=t)
-                .map(|s| dot(&do_the[row.clone()], &v_ske[kv_at(config, s, h)]))
+                .zip(&factors)
+                .map(|(s, f)| f * dot(&do_the[row.clone()], &v_ske[kv_at(config, s, h)]))
                 .collect();
             let pull = dot(p_s, &dp_s);
             for (s, (p, dp)) in (first[t]..).zip(p_s.iter().zip(&dp_s)) {
                 let kv = kv_at(config, s, h);
                 let dscore = p * (dp - pull) / (e as f64).sqrt();
-                add_scaled(&mut dv_ske[kv.clone()], *p, &do_the[row.clone()]);
+                let stays = p * factors[s - first[t]];
+                add_scaled(&mut dv_ske[kv.clone()], stays, &do_the[row.clone()]);
                 add_scaled(&mut dq_the[row.clone()], dscore, &k_ske[kv.clone()]);
                 add_scaled(&mut dk_ske[kv], dscore, &q_the[row.clone()]);
             }

@@ -23,6 +23,7 @@ fn small(tied: bool) -> ModelConfig {
         tied,
         moe: None,
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     }
 }
@@ -83,6 +84,43 @@ fn gradients_are_central_differences() {
 }
 
 #[test]
+fn gradients_under_dropout_are_central_differences() {
+    let config = ModelConfig {
+        dropout: 0.3,
+        ..small(true)
+    };
+    let (samples, params) = (batch(config.vocab), init_random(&config, 5));
+    let of = |params: &Params, run| step_of(&config, params, &samples, 2, run).unwrap();
+    let run = Some((7, 3));
+    let result = of(&params, run);
+    for (name, gradient) in &result.grads {
+        let (h, last) = (1e-5, gradient.len() - 1);
+        for i in [0, last / 3, last / 2, last] {
+            let moved = |by: f64| {
+                let mut moved = params.clone();
+                moved.get_mut(name).unwrap()[i] += by;
+                of(&moved, run).loss
+            };
+            let (difference, gradient) = ((moved(h) - moved(-h)) / (2.0 * h), gradient[i]);
+            assert!(
+                (difference - gradient).abs() <= 1e-8 + 1e-7 * gradient.abs(),
+                "{name}[{i}]: {gradient} by hand, {difference} by difference"
+            );
+        }
+    }
+    // Evaluation lets nothing go; another step, another seed and other numbers of samples let other
+    // elements go.
+    let none = of(&params, None);
+    assert_eq!(none, step_in(&small(true), &params, &samples, 2).unwrap());
+    for other in [None, Some((7, 4)), Some((8, 3)), Some((7, 3 + (1 << 32)))] {
+        assert!((of(&params, other).loss - result.loss).abs() > 1e-3);
+    }
+    // Samples are counted in the step, however they are put into microbatches.
+    let alone = step_of(&config, &params, &samples, 1, run).unwrap();
+    assert!((alone.loss - result.loss).abs() < 1e-12);
+}
+
+#[test]
 fn every_gradient_of_random_parameters_is_felt() {
     for tied in [false, true] {
         let config = small(tied);
@@ -112,8 +150,11 @@ fn twice_the_loss_is_twice_the_gradient() {
     let params = init_random(&config, 2);
     let scaled = |scale| {
         let mut grads = step(&config, &params, &[]).unwrap().grads;
-        let saved = forward(&config, &params, &samples).unwrap();
-        backward(&config, &params, &samples, saved, (scale, 1.0), &mut grads).unwrap();
+        let rounding = Rounding::none();
+        let sight = Sight::new(&samples, config.window, &rounding);
+        let saved = forward(&config, &params, &samples, &sight).unwrap();
+        let part = (&samples[..], &sight);
+        backward(&config, &params, part, saved, (scale, 1.0), &mut grads).unwrap();
         grads
     };
     let (once, mut twice) = (scaled(0.25), scaled(0.5));

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use quintet_kernels::{Collectives, Scalar};
 use quintet_zero::checkpoint::{About, Saved, Target, load, save};
-use quintet_zero::{Entry, Full, gather_grads, gather_params, gather_state};
+use quintet_zero::{Entry, Full, gather_grads, gather_master, gather_params, gather_state};
 
-use super::{Chunk, Rank};
+use super::{Chunk, Rank, rounded};
 use crate::failure::Failure;
 use crate::groups::{Aside, Counted};
 use crate::model::Device;
 
 impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
-    /// Sets every parameter of every chunk: `value(entry, logical index)`.
+    /// Sets every parameter of every chunk, and its master weight where there is one:
+    /// `value(entry, logical index)`.
     ///
     /// # Errors
     /// Where the device has no memory.
@@ -23,8 +24,9 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
         mut value: impl FnMut(&Entry, usize) -> f64,
     ) -> Result<(), Failure> {
         for chunk in &mut self.chunks {
-            let fill = |entry: &Entry, index| E::from_f64(value(entry, index));
+            let fill = |entry: &Entry, index| rounded(value(entry, index));
             chunk.params.fill_with(fill)?;
+            chunk.optimizer.fill_master(&mut value)?;
         }
         Ok(())
     }
@@ -36,6 +38,19 @@ impl<B: Device, C: Collectives<B> + Counted, E: Scalar> Rank<'_, B, C, E> {
     pub fn full_params(&self) -> Result<Full, Failure> {
         let stores: Vec<_> = self.chunks.iter().map(|c| &c.params).collect();
         Ok(gather_params(&self.device, &stores, &Aside(&self.groups))?)
+    }
+
+    /// The whole model's weights as steps are taken on them, as [`Rank::full_params`]: master
+    /// weights where there are any, else the parameters.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn full_weights(&self) -> Result<Full, Failure> {
+        let optimizers: Vec<_> = self.chunks.iter().map(|c| &c.optimizer).collect();
+        match gather_master(&self.device, &optimizers, &Aside(&self.groups))? {
+            Some(masters) => Ok(masters),
+            None => self.full_params(),
+        }
     }
 
     /// The whole model's reduced gradients, as [`Rank::full_params`].

@@ -1,6 +1,7 @@
 //! What will run, in six lines, before the first message.
 
 use quintet_collectives::mesh::{Degrees, DeviceMesh};
+use quintet_parallel_layers::Recompute;
 use quintet_planner::CpComm;
 
 use super::Forecast;
@@ -111,6 +112,9 @@ fn layout(job: &Job, forecast: &Forecast) -> String {
             text += &format!(" within {within} replicas");
         }
     }
+    if l.recompute != Recompute::None {
+        text += &format!("; recompute {}", l.recompute.name());
+    }
     if job.threads_per_rank > 1 {
         text += &format!("; {} threads a rank", job.threads_per_rank);
     }
@@ -169,11 +173,13 @@ fn model(job: &Job, forecast: &Forecast) -> String {
 fn data(job: &Job, forecast: &Forecast) -> String {
     let b = job.batch;
     let tokens = b.global_batch as u64 * b.seq as u64;
-    let masked = if job.mask_fraction > 0.0 {
-        format!(", {} of them masked", percent(job.mask_fraction))
-    } else {
-        String::new()
-    };
+    let mut masked = String::new();
+    if job.mask_fraction > 0.0 {
+        masked = format!(", {} of them masked", percent(job.mask_fraction));
+    }
+    if let Some(samples) = job.mask_samples.filter(|share| *share > 0.0) {
+        masked += &format!(", {} of the samples masked", percent(samples));
+    }
     let entropy = forecast.unigram_entropy;
     let entropy = entropy.map_or(String::new(), |nats| format!(", unigram entropy {nats:.2}"));
     format!(
@@ -208,9 +214,9 @@ mod tests {
             .map(|(name, line)| format!("{name:<8} {line}"))
             .collect();
         let golden = [
-            "layout   dp 2 x tp 2 x pp 2 = 8 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%, activations of 2 microbatches at most",
-            "ranks    dp0[pp0: 0 1 | pp1: 4 5]  dp1[pp0: 2 3 | pp1: 6 7]",
-            "model    tiny: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, vocab 256, tied)",
+            "layout   dp 2 x tp 2 x pp 2 x cp 2 = 16 ranks as threads on cpu; 1f1b, 4 microbatches a pipeline, bubble 20%, activations of 2 microbatches at most; experts over ep 4; ring over cp",
+            "ranks    dp0[pp0: 0 1 2 3 | pp1: 8 9 10 11]  dp1[pp0: 4 5 6 7 | pp1: 12 13 14 15]",
+            "model    tiny-moe: 203k parameters in f32 (4 layers, hidden 64, 4 heads, 2 KV, ffn 176, 2 of 8 experts of 88, vocab 256, tied)",
             "data     embedded: Hamlet, 189 kB; 16 samples x 64 = 1,024 tokens a step, 300 steps",
             "memory   7.1 MB on the fullest rank: activations 6.7 MB, parameters 400 kB",
             "traffic  3.2 MB a step: tp 3.0 MB, dp 200 kB",

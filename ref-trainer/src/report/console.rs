@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::human::{count, percent};
+use super::megatron::{self, Means};
 use super::metrics::json_line;
 use super::{EqualityTable, Forecast, StepReport, banner};
 use crate::failure::Failure;
@@ -45,6 +46,7 @@ pub struct Console {
     quiet: bool,
     steps: u64,
     interval: u64,
+    batch: u64,
     pipeline: bool,
     bar: Option<ProgressBar>,
     recent: Recent,
@@ -59,6 +61,7 @@ struct Recent {
     ms: f64,
     wait_ms: BTreeMap<String, f64>,
     bubble_ms: f64,
+    means: Means,
 }
 
 impl Console {
@@ -78,6 +81,7 @@ impl Console {
             } else {
                 interval(job.steps)
             },
+            batch: job.batch.global_batch as u64,
             pipeline: job.layout.pp > 1,
             bar: live.then(|| bar(job.steps, done, look)),
             recent: Recent::default(),
@@ -120,7 +124,10 @@ impl Console {
         }
         let due = report.step == 1 || report.step.is_multiple_of(self.interval);
         if due || report.step == self.steps || report.held_out.is_some() {
-            let line = self.line(report);
+            let line = match self.format {
+                LogFormat::Megatron => self.megatron(report),
+                _ => self.line(report),
+            };
             self.recent = Recent::default();
             return self.print(&line);
         }
@@ -179,6 +186,15 @@ impl Console {
             }
             _ => Ok(()),
         }
+    }
+
+    fn megatron(&self, report: &StepReport) -> String {
+        let means = &self.recent.means;
+        let line = megatron::line(megatron::now(), report, self.steps, self.batch, means);
+        let held_out = report
+            .held_out
+            .map(|loss| megatron::validation(report.step, loss));
+        line + &held_out.unwrap_or_default()
     }
 
     fn line(&self, report: &StepReport) -> String {
@@ -255,6 +271,7 @@ impl Console {
 impl Recent {
     fn add(&mut self, report: &StepReport) {
         self.tokens += report.tokens;
+        self.means.add(report);
         self.ms += report.step_ms;
         self.bubble_ms += report.bubble * report.step_ms;
         for (axis, ms) in &report.comm_wait_ms {

@@ -120,6 +120,7 @@ mod tests {
         };
         EqualityTable {
             against: "one device (same seed, same batches)".into(),
+            losses: Vec::new(),
             rows: vec![
                 row(Some(300), "loss", Some(2.418_73), 2.4e-7, 1e-5, false),
                 row(Some(300), "grad norm", Some(1.0e-9), 0.0, 0.0, true),

@@ -51,6 +51,23 @@ pub fn percent(fraction: f64) -> String {
     }
 }
 
+/// `2026-01-31 12:00:00` of seconds since 1970, in UTC.
+#[must_use]
+pub fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Howard Hinnant's civil_from_days: years begin in March, eras are 400 years.
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = (from_march + 2) % 12 + 1;
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
 fn scaled(n: u64, gap: &str, units: &[&str]) -> String {
     let mut value = n as f64;
     let mut unit = 0;
@@ -68,6 +85,21 @@ fn scaled(n: u64, gap: &str, units: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dates_are_gregorian() {
+        for (seconds, want) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (951_868_800, "2000-03-01 00:00:00"),
+            (4_107_542_399, "2100-02-28 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+            (1_735_689_599, "2024-12-31 23:59:59"),
+        ] {
+            assert_eq!(utc(seconds), want);
+        }
+    }
 
     #[test]
     fn printed() {

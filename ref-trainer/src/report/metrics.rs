@@ -68,24 +68,17 @@ impl MetricsLog {
             .map_err(|e| Failure::file("write", &self.path, &e))
     }
 
-    /// (step, loss, held-out loss) of every line there is; a loss that was no number is left out.
+    /// The step of every line there is; one whose loss was no number is left out.
     #[must_use]
-    pub fn history(&self) -> Vec<(u64, f64, Option<f64>)> {
+    pub fn history(&self) -> Vec<StepReport> {
         let text = if self.path.is_file() {
             fs::read_to_string(&self.path)
         } else {
             Ok(String::new())
         };
-        let point = |line: &str| {
-            let object: serde_json::Value = serde_json::from_str(line).ok()?;
-            let number = |key: &str| object.get(key).and_then(serde_json::Value::as_f64);
-            Some((
-                object.get("step")?.as_u64()?,
-                number("loss")?,
-                number("held_out"),
-            ))
-        };
-        text.unwrap_or_default().lines().filter_map(point).collect()
+        let lines = text.unwrap_or_default();
+        let step = |line: &str| serde_json::from_str(line).ok();
+        lines.lines().filter_map(step).collect()
     }
 
     /// Where it is.
@@ -208,7 +201,7 @@ mod tests {
         let mut log = MetricsLog::open(&path, 3).unwrap();
         log.append(&step(4)).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4]);
-        assert_eq!(log.history().last(), Some(&(4, 2.5, None)));
+        assert_eq!(log.history().last(), Some(&step(4)));
         drop(log);
         let _ = MetricsLog::open(&path, 0).unwrap();
         assert!(steps(&path).is_empty());

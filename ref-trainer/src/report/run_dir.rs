@@ -58,13 +58,18 @@ impl RunDir {
 /// # Errors
 /// Exit 3 with the path and what the system said.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Failure> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
+    let partial = partial(path);
     let written = fs::File::create(&partial)
         .and_then(|mut file| file.write_all(content))
         .and_then(|()| fs::rename(&partial, path));
     written.map_err(|e| Failure::file("write", path, &e))
+}
+
+/// Where a file is written before it is whole.
+pub(crate) fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".partial");
+    path.with_file_name(name)
 }
 
 fn next_free(parent: &Path) -> Result<PathBuf, Failure> {

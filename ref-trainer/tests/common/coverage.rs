@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::moe::Score;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::CpComm;
 use quintet_planner::config::MoeConfig;
+use quintet_ref_trainer::data::RandomMask;
 use quintet_ref_trainer::job::OptimizerKind;
 
 use super::Draw;
@@ -30,13 +32,15 @@ pub struct Coverage {
 }
 
 /// Every two of these must meet.
-const PAIRED: [&str; 28] = [
+const PAIRED: [&str; 34] = [
     "dp",
     "tp",
     "pp",
     "cp",
+    "ring",
     "all-gather",
     "ulysses",
+    "ulysses inside",
     "documents",
     "window",
     "sequence-parallel",
@@ -46,6 +50,7 @@ const PAIRED: [&str; 28] = [
     "hybrid",
     "tied",
     "uneven stages",
+    "several chunks a stage",
     "kv heads < tp",
     "masked",
     "gpipe",
@@ -59,11 +64,31 @@ const PAIRED: [&str; 28] = [
     "capacity",
     "aux loss",
     "shared experts",
+    "recompute selective",
+    "recompute full",
+    "dropout",
 ];
 /// Only one of these is in a draw, so that each is in a tenth of those that could have it.
 const KINDS: [&str; 4] = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"];
+/// A draw has at most one of each of these.
+const EITHER: [&[&str]; 5] = [
+    &KINDS,
+    &["ring", "all-gather"],
+    &["recompute selective", "recompute full"],
+    &["gpipe", "several chunks a stage"],
+    &["zb-h1", "several chunks a stage"],
+];
 /// Each of these must be in a quarter of all draws, the others where they are possible.
-const STRICT: [&str; 5] = ["dp", "tp", "pp", "cp", "microbatches"];
+const STRICT: [&str; 8] = [
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "etp",
+    "several chunks a stage",
+    "microbatches",
+];
 /// Rare by nature: they must occur.
 const RARE: [&str; 7] = [
     "hybrid, several shards",
@@ -71,8 +96,8 @@ const RARE: [&str; 7] = [
     "empty shard of vocab",
     "empty shard of ffn",
     "adamw",
-    "five or more ranks",
-    "etp",
+    "more than 8 ranks",
+    "16 ranks",
 ];
 
 fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
@@ -154,14 +179,17 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
             l.pp > 1,
             l.schedule == ScheduleKind::DualPipeV,
         ),
-        feature("several chunks a stage", l.pp > 1, l.chunks() > 1),
+        everywhere("several chunks a stage", l.chunks() > 1),
         feature(
             "a table borrowed from another chunk",
             l.chunks() > 1 && (l.pp == 1 || l.schedule == ScheduleKind::DualPipeV),
             m.tied,
         ),
+        everywhere("recompute selective", l.recompute == Recompute::Selective),
+        everywhere("recompute full", l.recompute == Recompute::Full),
+        everywhere("dropout", m.dropout > 0.0),
         everywhere("several buckets", l.bucket_bytes < 1 << 20),
-        everywhere("masked", draw.mask.tokens > 0.0 || draw.mask.samples > 0.0),
+        everywhere("masked", draw.job.mask() != RandomMask::default()),
         feature(
             "a replica with no valid token",
             l.dp > 1,
@@ -189,10 +217,11 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         feature("empty shard of vocab", l.tp > 2, m.vocab < l.tp),
         feature("empty shard of ffn", l.tp > 2, m.ffn < l.tp),
         everywhere("adamw", o.kind == OptimizerKind::AdamW),
-        everywhere("five or more ranks", l.world() > 4),
+        everywhere("more than 8 ranks", l.world() > 8),
+        everywhere("16 ranks", l.world() == 16),
         everywhere("experts", m.moe.is_some()),
-        feature("ep", moe && l.dp * l.tp > 1, l.ep > 1),
-        feature("etp", moe && l.dp * l.tp / l.ep > 1, l.etp > 1),
+        feature("ep", moe && l.dp * l.cp * l.tp > 1, l.ep > 1),
+        feature("etp", moe && l.dp * l.cp * l.tp > 1, l.etp > 1),
         of_moe("several choices", |moe| moe.topk > 1),
         of_moe("sigmoid scores", |moe| moe.score == Score::Sigmoid),
         of_moe("weights as they are", |moe| !moe.normalize),
@@ -223,7 +252,8 @@ impl Coverage {
         let on = |name: &str| features.iter().any(|f| f.name == name && f.on);
         for (i, a) in PAIRED.iter().enumerate() {
             for b in &PAIRED[i + 1..] {
-                if KINDS.contains(a) && KINDS.contains(b) {
+                let either = |of: &[&str]| of.contains(a) && of.contains(b);
+                if EITHER.iter().any(|of| either(of)) {
                     continue;
                 }
                 *self.pairs.entry((a, b)).or_default() += usize::from(on(a) && on(b));
@@ -271,14 +301,12 @@ impl fmt::Display for Coverage {
             let share = 100.0 * *on as f64 / (*possible).max(1) as f64;
             writeln!(f, "{name:<34}{on:>6}{possible:>10}{share:>7.0}%")?;
         }
-        let rarest = self.pairs.iter().min_by_key(|(_, n)| **n);
-        if let Some(((a, b), n)) = rarest {
-            writeln!(
-                f,
-                "every one of {} pairs at least {n} times (rarest: {a} with {b})",
-                self.pairs.len()
-            )?;
+        let mut rarest: Vec<_> = self.pairs.iter().collect();
+        rarest.sort_by_key(|(_, n)| **n);
+        write!(f, "{} pairs, the rarest:", rarest.len())?;
+        for ((a, b), n) in rarest.into_iter().take(5) {
+            write!(f, " {a} with {b} {n} times;")?;
         }
-        Ok(())
+        writeln!(f)
     }
 }

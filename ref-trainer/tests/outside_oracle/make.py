@@ -43,7 +43,7 @@ MODELS = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=30, n_positions=16, n_embd=12, n_layer=2, n_head=4, n_inner=20, resid_pdrop=0.0,
                                          embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**{**SMALL, "hidden_size": 16}, intermediate_size=20, tie_word_embeddings=True)),
-    "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, intermediate_size=10, head_dim=4, num_local_experts=5, num_experts_per_tok=2,
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, intermediate_size=10, head_dim=4, num_local_experts=6, num_experts_per_tok=2,
                                                   sliding_window=None, tie_word_embeddings=False)),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, head_dim=6, intermediate_size=20, moe_intermediate_size=8, num_experts=6,
                                                       num_experts_per_tok=3, norm_topk_prob=True, decoder_sparse_step=1,

@@ -366,9 +366,10 @@ pub fn groups<T: Transport + Send + 'static>(
 ) -> Result<GroupSet<Communicator<T>>, Error> {
     let parent = world.subgroup(world.group(), "zero")?;
     let rank = world.rank();
-    GroupSet::build(&[layout], world, |name, ranks| {
-        Ok(parent.subgroup(&ProcessGroup::new(ranks, rank)?, name)?)
-    })
+    let make = |name: &str, ranks: &[usize]| {
+        Ok::<_, Error>(parent.subgroup(&ProcessGroup::new(ranks, rank)?, name)?)
+    };
+    GroupSet::build(&[layout], world, make)?.with_gathering(&[layout], make)
 }
 
 pub fn degrees(pp: usize, dp: usize, cp: usize, tp: usize, ep: usize) -> Degrees {

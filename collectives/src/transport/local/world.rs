@@ -165,11 +165,7 @@ impl Seat {
         let group = self
             .shared
             .group("world", (0..self.shared.world).collect(), self.rank);
-        Local {
-            shared: self.shared.clone(),
-            group,
-            rank: self.rank,
-        }
+        Local::new(self.shared.clone(), group, self.rank)
     }
 
     /// [`Seat::endpoint`] as a communicator.

@@ -28,7 +28,7 @@ pub(super) struct Pool(Mutex<Vec<Vec<u64>>>);
 
 impl Pool {
     /// At least `words` long, contents of any value.
-    fn take(&self, words: usize) -> Vec<u64> {
+    pub(super) fn take(&self, words: usize) -> Vec<u64> {
         let mut spare = lock(&self.0);
         let fits = spare
             .iter()

@@ -4,7 +4,7 @@
 //! 0      4    5     6     8          12     16    24   32      40   48       52      56  60
 //! magic  kind dtype flags generation from   group tag  number  len  payload  call    0   header
 //!                                                                   CRC32C   CRC32C      CRC32C
-//! then the call (77 bytes) where the flags say so, then len elements
+//! then the call (77 bytes) where the flags say so, then len elements, or 8 bytes that say where they lie
 //! ```
 //!
 //! `number` counts the frames of one direction of one connection: a lost, doubled or reordered frame
@@ -43,14 +43,20 @@ pub enum Kind {
     Ask,
     /// The last frame of this direction.
     Bye,
+    /// A message that lies in the sender's segment, at the place that follows.
+    Lent,
+    /// Something that the group's members share has changed.
+    Knock,
 }
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 7] = [
     Kind::Data,
     Kind::Announce,
     Kind::Credit,
     Kind::Ask,
     Kind::Bye,
+    Kind::Lent,
+    Kind::Knock,
 ];
 
 /// A frame without its payload.
@@ -210,6 +216,7 @@ impl Frame {
     pub fn payload(&self) -> usize {
         match self.kind {
             Kind::Data => self.len as usize * self.dtype.bytes(),
+            Kind::Lent => 8,
             _ => 0,
         }
     }
@@ -222,6 +229,8 @@ fn kind_code(kind: Kind) -> u8 {
         Kind::Credit => 2,
         Kind::Ask => 3,
         Kind::Bye => 4,
+        Kind::Lent => 5,
+        Kind::Knock => 6,
     }
 }
 

@@ -31,6 +31,16 @@ pub(super) struct Group {
     /// Members that ended in good order; what they sent may still lie in the inbox.
     pub(super) left: Vec<AtomicBool>,
     poison: OnceLock<Error>,
+    /// Wakes an owner who does not sleep on sockets, as long as it has the group.
+    pub(super) chime: Mutex<Option<Chime>>,
+}
+
+pub(super) struct Chime(pub(super) Box<dyn Fn() + Send + Sync>);
+
+impl core::fmt::Debug for Chime {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Chime")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +82,7 @@ impl Group {
             waker: Waker::new()?,
             left: (0..n).map(|_| AtomicBool::new(false)).collect(),
             poison: OnceLock::new(),
+            chime: Mutex::default(),
             ranks,
         })
     }
@@ -96,6 +107,10 @@ impl Group {
         let mut inbox = lock(&self.inbox);
         inbox.poked = true;
         self.rouse(&mut inbox);
+        drop(inbox);
+        if let Some(Chime(ring)) = &*lock(&self.chime) {
+            ring();
+        }
     }
 
     pub(super) fn leave(&self, place: usize) {
@@ -160,7 +175,7 @@ impl Group {
     }
 
     /// The same sentence on both ranks: the lower one first.
-    fn mismatch(&self, mine: Call, place: usize, theirs: Call) -> Error {
+    pub(super) fn mismatch(&self, mine: Call, place: usize, theirs: Call) -> Error {
         let (me, other) = (self.ranks[self.me], self.ranks[place]);
         let [(first, first_call), (second, second_call)] = if me < other {
             [(me, mine), (other, theirs)]

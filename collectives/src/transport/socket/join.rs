@@ -12,6 +12,7 @@
 use std::{
     format,
     ops::RangeInclusive,
+    path::PathBuf,
     string::{String, ToString},
     sync::{
         Arc,
@@ -27,13 +28,19 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{
     control::Plane,
+    faulty::Faulty,
     handshake::{self, Hello, Identity, PATIENCE, Purpose, Refusal, introduce, receive},
     mesh::{Mesh, Peer},
     poll,
     seat::Seat,
-    stream::{Listener, Stream, connect},
+    stream::{Listener, Stream, attempt, connect},
 };
-use crate::{Error, Result, store::Store};
+#[cfg(target_os = "linux")]
+use crate::transport::shm::{Host, Neighbour, Shm, WINDOW};
+use crate::{Error, Result, store::Store, transport::fault::WireFaults};
+
+#[cfg(not(target_os = "linux"))]
+use super::apart::{Host, Neighbour, WINDOW};
 
 /// Which sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +49,11 @@ pub enum Kind {
     Tcp,
     /// On one host: lower latency, no ports.
     Unix,
+    /// On one host, with memory that all ranks share (Linux).
+    Shm,
+    /// Shared memory and unix sockets between ranks that can really open each other's memory, tcp between
+    /// all others.
+    Auto,
 }
 
 /// What a rank needs to know to join its run.
@@ -82,6 +94,14 @@ pub struct Join {
     pub buffer: usize,
     /// Whether payloads carry a CRC32C; headers always do.
     pub payload_crc: bool,
+    /// With [`Kind::Auto`]: ranks whose labels differ do not share memory, even if they could.
+    pub label: Option<String>,
+    /// Where segments are files without a name, instead of memory without one.
+    pub folder: Option<PathBuf>,
+    /// Address space for each rank's segment: the most it can share. All ranks may differ.
+    pub window: usize,
+    /// What goes wrong on purpose, once all are connected; for tests.
+    pub faults: Option<WireFaults>,
 }
 
 impl Join {
@@ -100,6 +120,10 @@ impl Join {
             timeout: Duration::from_secs(300),
             buffer: 64 << 20,
             payload_crc: false,
+            label: None,
+            folder: None,
+            window: WINDOW,
+            faults: None,
         }
     }
 
@@ -123,19 +147,26 @@ impl Join {
             Some(host) => host.clone(),
             None => store.host().unwrap_or_else(|| String::from("127.0.0.1")),
         };
-        let listener = match self.kind {
-            Kind::Tcp => Listener::tcp(self.ports.clone(), &host)?,
-            Kind::Unix => Listener::unix()?,
-        };
-        let address = listener.address(&host);
+        let shares = self.shares()?.map(Arc::new);
+        let mut listeners = Vec::new();
+        if matches!(self.kind, Kind::Tcp | Kind::Auto) {
+            listeners.push(Listener::tcp(self.ports.clone(), &host)?);
+        }
+        if matches!(self.kind, Kind::Unix | Kind::Shm) || shares.is_some() {
+            listeners.push(Listener::unix()?);
+        }
+        let mut address: Vec<String> = listeners.iter().map(|l| l.address(&host)).collect();
+        address.extend(self.label.iter().map(|label| format!("host:{label}")));
+        let address = address.join(" ");
         store.set(&self.key(self.rank), address.as_bytes(), left(until))?;
         let (sender, receiver) = mpsc::channel();
         let me = Arc::new(self.identity());
         // The acceptor ends when it is told to, whatever became of the rest.
         let (stop, stopped) = mpsc::channel::<()>();
         let acceptor = Acceptor {
-            listener,
+            listeners,
             me: me.clone(),
+            shares: shares.clone(),
             sender,
             stopped,
         };
@@ -146,17 +177,46 @@ impl Join {
                 what: "start a thread",
                 reason: e.to_string(),
             })?;
-        let outcome = self.meet(store, &me, &receiver, until);
+        let outcome = self.meet(store, &me, shares.as_deref(), &receiver, until);
         drop(stop);
         // It has nothing to say.
         let _ = thread.join();
-        let (data, control) = outcome?;
-        self.seat(data, control)
+        let met = outcome?;
+        let together = match self.kind {
+            Kind::Auto => self.compare(store, &met, until)?,
+            _ => std::vec![std::vec![true; self.world]; self.world],
+        };
+        self.seat(met, shares, together)
+    }
+
+    /// Memory to share, where this kind has some.
+    fn shares(&self) -> Result<Option<Host>> {
+        let host = || Host::new(self.window, self.folder.as_deref());
+        match self.kind {
+            Kind::Shm => host().map(Some),
+            // Without any it goes by tcp.
+            Kind::Auto => Ok(host().ok()),
+            Kind::Tcp | Kind::Unix => Ok(None),
+        }
+    }
+
+    /// Which ranks have opened each other's segments: everybody says whose it has, and all come to the
+    /// same table.
+    fn compare(&self, store: &dyn Store, met: &Met, until: Instant) -> Result<Vec<Vec<bool>>> {
+        let key = |rank: usize| format!("{}/{}/near/{rank}", self.run, self.generation);
+        let row: Vec<u8> = met.near.iter().map(|n| u8::from(n.is_some())).collect();
+        store.set(&key(self.rank), &row, left(until))?;
+        (0..self.world)
+            .map(|rank| {
+                let row = store.wait(&key(rank), left(until))?;
+                Ok(row.iter().map(|&sees| sees == 1).collect())
+            })
+            .collect()
     }
 
     /// A world of one, which needs nobody.
     pub(crate) fn alone(&self) -> Result<Seat> {
-        self.seat(vec_of_none(1), vec_of_none(1))
+        self.seat(Met::new(1), None, Vec::new())
     }
 
     fn identity(&self) -> Identity {
@@ -177,29 +237,44 @@ impl Join {
         &self,
         store: &dyn Store,
         me: &Identity,
-        comers: &mpsc::Receiver<(Hello, Stream)>,
+        shares: Option<&Host>,
+        comers: &mpsc::Receiver<Comer>,
         until: Instant,
-    ) -> Result<(Streams, Streams)> {
-        let (mut data, mut control) = (vec_of_none(self.world), vec_of_none(self.world));
+    ) -> Result<Met> {
+        let mut met = Met::new(self.world);
         for rank in 0..self.rank {
-            for (purpose, streams) in [(Purpose::Data, &mut data), (Purpose::Control, &mut control)]
-            {
-                streams[rank] = Some(self.reach(store, me, rank, purpose, until)?);
-            }
+            let (stream, near) = self.reach(store, (me, shares), rank, Purpose::Data, until)?;
+            (met.data[rank], met.near[rank]) = (Some(stream), near);
+            let (stream, _) = self.reach(store, (me, None), rank, Purpose::Control, until)?;
+            met.control[rank] = Some(stream);
         }
-        while (self.rank + 1..self.world).any(|r| data[r].is_none() || control[r].is_none()) {
-            let Ok((hello, stream)) = comers.recv_timeout(left(until)) else {
-                let missing = (self.rank + 1..self.world)
-                    .filter(|&r| data[r].is_none() || control[r].is_none());
+        let lacks = |met: &Met, r: usize| met.data[r].is_none() || met.control[r].is_none();
+        while (self.rank + 1..self.world).any(|r| lacks(&met, r)) {
+            let Ok((hello, stream, near)) = comers.recv_timeout(left(until)) else {
+                let missing = (self.rank + 1..self.world).filter(|&r| lacks(&met, r));
                 return Err(self.missing(missing.collect()));
             };
             let rank = hello.from as usize;
-            match hello.purpose {
-                Purpose::Data => data[rank] = Some(stream),
-                _ => control[rank] = Some(stream),
+            match (hello.purpose, near) {
+                (Purpose::Data, Some(Err(why))) if self.kind == Kind::Shm => {
+                    return Err(self.apart(rank, &why));
+                }
+                // It comes again over tcp.
+                (Purpose::Data, Some(Err(_))) => {}
+                (Purpose::Data, near) => {
+                    (met.data[rank], met.near[rank]) = (Some(stream), near.and_then(Result::ok));
+                }
+                _ => met.control[rank] = Some(stream),
             }
         }
-        Ok((data, control))
+        Ok(met)
+    }
+
+    fn apart(&self, rank: usize, why: &str) -> Error {
+        Error::Rendezvous(format!(
+            "rank {} shares no memory with rank {rank}: {why}",
+            self.rank
+        ))
     }
 
     /// Connects to a lower rank. Its address is read again after each failure: what was there first
@@ -207,11 +282,11 @@ impl Join {
     fn reach(
         &self,
         store: &dyn Store,
-        me: &Identity,
+        (me, shares): (&Identity, Option<&Host>),
         to: usize,
         purpose: Purpose,
         until: Instant,
-    ) -> Result<Stream> {
+    ) -> Result<(Stream, Option<Neighbour>)> {
         loop {
             let address = store.wait(&self.key(to), left(until)).map_err(|error| {
                 if Instant::now() < until {
@@ -221,22 +296,43 @@ impl Join {
                 self.missing((0..self.rank).filter(|r| !known(r)).collect())
             })?;
             let address = String::from_utf8_lossy(&address).to_string();
-            let by = until.min(Instant::now() + Duration::from_secs(2));
-            let why = match connect(&address, by) {
-                Err(error) => error.to_string(),
-                Ok(stream) => {
-                    let by = until.min(Instant::now() + PATIENCE);
-                    match introduce(&stream, me, to as u32, purpose, by) {
-                        Ok(()) => return Ok(stream),
-                        Err(Refusal::Refused(why)) => {
-                            return Err(Error::Rendezvous(format!(
-                                "rank {to} at {address}: {why}"
-                            )));
-                        }
-                        Err(Refusal::Stranger(why)) => format!("{address}: {why}"),
+            let mut why = String::from("it has no address of this kind");
+            for address in self.ways(&address) {
+                let last = self.kind != Kind::Auto || address.starts_with("tcp:");
+                let by = until.min(Instant::now() + Duration::from_secs(2));
+                let outcome = if last {
+                    connect(address, by).map_err(|e| e.to_string())
+                } else {
+                    // Who is not on this host answers at once that nobody is there.
+                    attempt(address, by)
+                };
+                let stream = match outcome {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        why = error;
+                        continue;
+                    }
+                };
+                let by = until.min(Instant::now() + PATIENCE);
+                match introduce(&stream, me, to as u32, purpose, by) {
+                    Ok(()) => {}
+                    Err(Refusal::Refused(why)) => {
+                        return Err(Error::Rendezvous(format!("rank {to} at {address}: {why}")));
+                    }
+                    Err(Refusal::Stranger(stranger)) => {
+                        why = format!("{address}: {stranger}");
+                        continue;
                     }
                 }
-            };
+                match shares.filter(|_| matches!(stream, Stream::Unix(_))) {
+                    None => return Ok((stream, None)),
+                    Some(host) => match host.swap(&stream, true, by) {
+                        Ok(near) => return Ok((stream, Some(near))),
+                        Err(error) if last => return Err(self.apart(to, &error)),
+                        Err(error) => why = error,
+                    },
+                }
+            }
             if left(until).is_zero() {
                 return Err(Error::Rendezvous(format!(
                     "rank {} found no rank {to} of run {}: {why}",
@@ -245,6 +341,16 @@ impl Join {
             }
             thread::sleep(Duration::from_millis(20).min(left(until)));
         }
+    }
+
+    /// The addresses to try, the nearest first.
+    fn ways<'a>(&self, address: &'a str) -> Vec<&'a str> {
+        let parts = || address.split(' ');
+        let label = parts().find_map(|part| part.strip_prefix("host:"));
+        let apart = self.kind == Kind::Auto && label != self.label.as_deref();
+        let unix = parts().filter(|part| part.starts_with("unix:") && !apart);
+        unix.chain(parts().filter(|part| part.starts_with("tcp:")))
+            .collect()
     }
 
     fn missing(&self, ranks: Vec<usize>) -> Error {
@@ -259,7 +365,12 @@ impl Join {
         ))
     }
 
-    fn seat(&self, data: Streams, control: Streams) -> Result<Seat> {
+    fn seat(&self, met: Met, host: Option<Arc<Host>>, together: Vec<Vec<bool>>) -> Result<Seat> {
+        let Met {
+            data,
+            control,
+            near,
+        } = met;
         let failed = |e: std::io::Error| Error::System {
             what: "set up a connection",
             reason: e.to_string(),
@@ -269,16 +380,50 @@ impl Join {
             stream.set_nonblocking(true).map_err(failed)?;
         }
         control.iter().flatten().for_each(Stream::watch);
-        let peers = data.into_iter().map(|s| s.map(Peer::new)).collect();
-        let mesh = Mesh::new(
+        let faulty = |(to, stream): (usize, Stream)| match &self.faults {
+            Some(faults) => Stream::Faulty(Faulty::new(stream, faults, to).into()),
+            None => stream,
+        };
+        let peers = data.into_iter().enumerate();
+        let peers = peers
+            .map(|(to, stream)| Some(Peer::new(faulty((to, stream?)))))
+            .collect();
+        #[allow(unused_mut, reason = "only Linux has memory to share")]
+        let mut mesh = Mesh::new(
             (self.rank, self.world, self.generation),
             (self.buffer as u64, self.payload_crc),
             peers,
             Plane::new(control)?,
         );
+        #[cfg(target_os = "linux")]
+        if let Some(host) = host {
+            mesh.shm = Some(Arc::new(Shm::new(host, self.rank, near, together)));
+        }
+        #[cfg(not(target_os = "linux"))]
+        drop((host, near, together));
         Seat::new(mesh)
     }
 }
+
+/// Everybody this rank is connected to.
+struct Met {
+    data: Streams,
+    control: Streams,
+    near: Vec<Option<Neighbour>>,
+}
+
+impl Met {
+    fn new(world: usize) -> Self {
+        Self {
+            data: vec_of_none(world),
+            control: vec_of_none(world),
+            near: (0..world).map(|_| None).collect(),
+        }
+    }
+}
+
+/// Who connected, and its segment, or why that cannot be had.
+type Comer = (Hello, Stream, Option<Result<Neighbour, String>>);
 
 /// One connection by rank.
 type Streams = Vec<Option<Stream>>;
@@ -293,9 +438,10 @@ fn left(until: Instant) -> Duration {
 
 /// Hears everybody who connects and passes on those who are peers.
 struct Acceptor {
-    listener: Listener,
+    listeners: Vec<Listener>,
     me: Arc<Identity>,
-    sender: mpsc::Sender<(Hello, Stream)>,
+    shares: Option<Arc<Host>>,
+    sender: mpsc::Sender<Comer>,
     stopped: mpsc::Receiver<()>,
 }
 
@@ -306,37 +452,51 @@ impl Acceptor {
     fn run(self) {
         let guests = Arc::new(AtomicUsize::new(0));
         while matches!(self.stopped.try_recv(), Err(mpsc::TryRecvError::Empty)) {
-            let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
-            poll(&mut fds, Duration::from_millis(20));
-            loop {
-                let stream = match self.listener.accept() {
-                    Ok(Some(stream)) => stream,
-                    Ok(None) => break,
-                    Err(_) => {
-                        // No descriptor is free, say: the next moment may be better.
-                        thread::sleep(Duration::from_millis(20));
-                        break;
-                    }
-                };
-                let count = guests.clone();
-                if count.fetch_add(1, Ordering::AcqRel) >= GUESTS + 2 * self.me.world as usize {
-                    count.fetch_sub(1, Ordering::AcqRel);
-                    continue;
+            let listening = self.listeners.iter().map(|l| PollFd::new(l, PollFlags::IN));
+            poll(
+                &mut listening.collect::<Vec<_>>(),
+                Duration::from_millis(20),
+            );
+            self.listeners
+                .iter()
+                .for_each(|listener| self.admit(listener, &guests));
+        }
+    }
+
+    /// Hears all who are waiting at a listener, each on a thread of its own.
+    fn admit(&self, listener: &Listener, guests: &Arc<AtomicUsize>) {
+        loop {
+            let stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(_) => {
+                    // No descriptor is free, say: the next moment may be better.
+                    return thread::sleep(Duration::from_millis(20));
                 }
-                let (me, sender) = (self.me.clone(), self.sender.clone());
-                let thread = thread::Builder::new().name(String::from("handshake"));
-                let spawned = thread.spawn(move || {
-                    let by = Instant::now() + PATIENCE;
-                    if let Ok(hello) = receive(&stream, &me, by, |hello| judge(&me, hello)) {
-                        // Nobody listens any more where the rendezvous has failed. Of two with one
-                        // name the later one stays: the earlier may have broken off.
-                        let _ = sender.send((hello, stream));
-                    }
-                    count.fetch_sub(1, Ordering::AcqRel);
-                });
-                if spawned.is_err() {
-                    guests.fetch_sub(1, Ordering::AcqRel);
+            };
+            let count = guests.clone();
+            if count.fetch_add(1, Ordering::AcqRel) >= GUESTS + 2 * self.me.world as usize {
+                count.fetch_sub(1, Ordering::AcqRel);
+                continue;
+            }
+            let (me, sender) = (self.me.clone(), self.sender.clone());
+            let shares = self.shares.clone();
+            let thread = thread::Builder::new().name(String::from("handshake"));
+            let spawned = thread.spawn(move || {
+                let by = Instant::now() + PATIENCE;
+                if let Ok(hello) = receive(&stream, &me, by, |hello| judge(&me, hello)) {
+                    let unix = matches!(stream, Stream::Unix(_)) && hello.purpose == Purpose::Data;
+                    let near = shares.as_ref().filter(|_| unix);
+                    let near = near.map(|host| host.swap(&stream, false, by));
+                    drop(shares);
+                    // Nobody listens any more where the rendezvous has failed. Of two with one
+                    // name the later one stays: the earlier may have broken off.
+                    let _ = sender.send((hello, stream, near));
                 }
+                count.fetch_sub(1, Ordering::AcqRel);
+            });
+            if spawned.is_err() {
+                guests.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }

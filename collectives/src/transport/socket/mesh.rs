@@ -6,7 +6,7 @@ use std::{
     string::{String, ToString},
     sync::{
         Arc, Condvar, Mutex, PoisonError, RwLock, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -23,6 +23,8 @@ use super::{
     lock,
     stream::Stream,
 };
+#[cfg(target_os = "linux")]
+use crate::transport::shm::Shm;
 use crate::{Error, Result, transport::Message};
 
 #[derive(Debug)]
@@ -36,6 +38,11 @@ pub(super) struct Mesh {
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) plane: Plane,
     pub(super) pool: Pool,
+    /// Memory shared with ranks of this host.
+    #[cfg(target_os = "linux")]
+    pub(super) shm: Option<Arc<Shm>>,
+    /// Payload bytes sent over tcp and unix sockets.
+    sent: [AtomicU64; 2],
     groups: RwLock<HashMap<u64, Weak<Group>>>,
     registry: Mutex<Registry>,
     /// Threads that outlived their communicator.
@@ -103,6 +110,9 @@ impl Mesh {
             peers,
             plane,
             pool: Pool::default(),
+            #[cfg(target_os = "linux")]
+            shm: None,
+            sent: Default::default(),
             groups: RwLock::default(),
             registry: Mutex::default(),
             adopted: Mutex::default(),
@@ -248,10 +258,62 @@ impl Mesh {
                 place,
                 Message::from_words(frame.tag, frame.dtype, frame.len as usize, words),
             ),
+            Kind::Lent => self.collect(group, (place, from), frame, &words),
+            Kind::Knock => group.poke(),
             Kind::Credit => group.credited(place, frame.len),
             Kind::Ask => self.asked(group, place),
             Kind::Announce | Kind::Bye => {}
         }
+    }
+
+    /// Takes a message out of its sender's segment.
+    #[cfg(target_os = "linux")]
+    fn collect(&self, group: &Group, (place, from): (usize, usize), frame: Frame, at: &[u64]) {
+        let bytes = frame.len as usize * frame.dtype.bytes();
+        let mut words = self.pool.take(bytes.div_ceil(8));
+        let to = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
+        let found = match (&self.shm, at) {
+            (Some(shm), [at, ..]) => shm.collect(from, *at, to),
+            _ => false,
+        };
+        if !found {
+            return self.ended(from, String::from("it lent a message that is not there"));
+        }
+        let message = Message::from_words(frame.tag, frame.dtype, frame.len as usize, words);
+        group.push(place, message);
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn collect(&self, _: &Group, (_, from): (usize, usize), _: Frame, _: &[u64]) {
+        self.ended(
+            from,
+            String::from("it lent a message from memory that is not shared"),
+        );
+    }
+
+    /// Counts payload on its way to a rank.
+    pub(super) fn count(&self, rank: usize, bytes: usize) {
+        if let Some(peer) = self.peer(rank) {
+            let way = usize::from(matches!(peer.data, Stream::Unix(_)));
+            self.sent[way].fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Payload bytes sent over tcp, over unix sockets, and by shared memory.
+    pub(super) fn moved(&self) -> [u64; 3] {
+        #[cfg(target_os = "linux")]
+        let shm = self
+            .shm
+            .as_ref()
+            .map_or(0, |shm| shm.moved.load(Ordering::Relaxed));
+        #[cfg(not(target_os = "linux"))]
+        let shm = 0;
+        let [tcp, unix] = &self.sent;
+        [
+            tcp.load(Ordering::Relaxed),
+            unix.load(Ordering::Relaxed),
+            shm,
+        ]
     }
 
     /// A sender waits for credit: it gets what there is, or else is remembered.
@@ -294,6 +356,9 @@ impl Mesh {
             return 0;
         };
         let alone = matches!(frame.tag, crate::transport::Tag::User(_));
+        if frame.kind == Kind::Data {
+            self.count(rank, frame.payload());
+        }
         let mut out = lock(&peer.out);
         let number = out.push(frame, words, &peer.data, &self.pool);
         let unsent = !out.is_empty();

@@ -22,6 +22,17 @@ use super::{
 };
 use crate::{Communicator, Error, Result, transport::Tag};
 
+/// Payload bytes that a rank has sent, by the way they went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Moved {
+    /// Over tcp.
+    pub tcp: u64,
+    /// Over unix sockets.
+    pub unix: u64,
+    /// By shared memory, of collectives as many as the plan sends.
+    pub shm: u64,
+}
+
 /// A rank's place in a run. Dropped without [`Seat::finish`] it counts as finished well, or, while
 /// its thread panics, as failed.
 #[derive(Debug)]
@@ -71,6 +82,13 @@ impl Seat {
         self.mesh.generation
     }
 
+    /// Payload bytes sent so far.
+    #[must_use]
+    pub fn moved(&self) -> Moved {
+        let [tcp, unix, shm] = self.mesh.moved();
+        Moved { tcp, unix, shm }
+    }
+
     /// Ranks that are known to have died or failed, in order.
     #[must_use]
     pub fn lost(&self) -> Vec<usize> {
@@ -110,7 +128,7 @@ impl Seat {
     pub fn endpoint(&self) -> Result<Sockets> {
         let ranks = (0..self.mesh.world).collect();
         let group = self.mesh.group("world", ranks, self.mesh.rank)?;
-        Ok(Sockets::new(self.mesh.clone(), group))
+        Sockets::new(self.mesh.clone(), group)
     }
 
     /// [`Seat::endpoint`] as a communicator.

@@ -7,6 +7,7 @@
 //! ```
 
 use std::{
+    boxed::Box,
     format,
     io::{self, IoSlice, IoSliceMut, Read, Write},
     net::{
@@ -25,6 +26,7 @@ use std::{
     vec::Vec,
 };
 
+use super::faulty::Faulty;
 use crate::{Error, Result};
 
 /// A connection.
@@ -32,6 +34,8 @@ use crate::{Error, Result};
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// One that goes wrong on purpose.
+    Faulty(Box<Faulty>),
 }
 
 /// What accepts connections. The path of a socket file is removed with it.
@@ -46,12 +50,14 @@ impl Stream {
         match self {
             Self::Tcp(s) => s.set_nonblocking(on),
             Self::Unix(s) => s.set_nonblocking(on),
+            Self::Faulty(f) => f.inner.set_nonblocking(on),
         }
     }
 
     /// How long a blocking read or write may take.
     pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        let timeout = Some(timeout.max(Duration::from_millis(1)));
+        let least = timeout.max(Duration::from_millis(1));
+        let timeout = Some(least);
         match self {
             Self::Tcp(s) => {
                 s.set_read_timeout(timeout)?;
@@ -61,6 +67,7 @@ impl Stream {
                 s.set_read_timeout(timeout)?;
                 s.set_write_timeout(timeout)
             }
+            Self::Faulty(f) => f.inner.set_timeout(least),
         }
     }
 
@@ -69,6 +76,10 @@ impl Stream {
         let _ = match self {
             Self::Tcp(s) => s.shutdown(how),
             Self::Unix(s) => s.shutdown(how),
+            Self::Faulty(f) => {
+                f.inner.shutdown(how);
+                Ok(())
+            }
         };
     }
 
@@ -76,6 +87,7 @@ impl Stream {
         match self {
             Self::Tcp(s) => (&mut &*s).read_vectored(bufs),
             Self::Unix(s) => (&mut &*s).read_vectored(bufs),
+            Self::Faulty(f) => f.read_vectored(bufs),
         }
     }
 
@@ -83,6 +95,7 @@ impl Stream {
         match self {
             Self::Tcp(s) => (&mut &*s).write_vectored(bufs),
             Self::Unix(s) => (&mut &*s).write_vectored(bufs),
+            Self::Faulty(f) => f.write_vectored(bufs),
         }
     }
 
@@ -90,6 +103,7 @@ impl Stream {
         match self {
             Self::Tcp(s) => (&mut &*s).write_all(buf),
             Self::Unix(s) => (&mut &*s).write_all(buf),
+            Self::Faulty(f) => f.inner.write_all(buf),
         }
     }
 
@@ -98,6 +112,7 @@ impl Stream {
         match self {
             Self::Tcp(s) => s.local_addr().ok().map(|a| a.ip()),
             Self::Unix(_) => None,
+            Self::Faulty(f) => f.inner.local_ip(),
         }
     }
 
@@ -111,6 +126,7 @@ impl Stream {
                 s,
                 UNIX_BUFFER,
             )),
+            Self::Faulty(f) => f.inner.tune(),
         }
     }
 
@@ -151,6 +167,7 @@ impl AsFd for Stream {
         match self {
             Self::Tcp(s) => s.as_fd(),
             Self::Unix(s) => s.as_fd(),
+            Self::Faulty(f) => f.inner.as_fd(),
         }
     }
 }

@@ -9,6 +9,7 @@
 
 use alloc::vec::Vec;
 
+use super::dropped::Dropped;
 use super::mask::Mask;
 use super::{Block, Call, KEYS, QUERIES, blocks, by_head, cut, weight};
 use crate::Real;
@@ -123,6 +124,7 @@ fn backward_group<T: Tile>(
     let scale = T::from_f64(x.spec.scale);
     for (r, mut dq_sd) in dq.into_iter().enumerate() {
         let h = g * heads / x.spec.kv_heads + r;
+        let dropped = Dropped::new(x, b, h);
         let (q, do_) = (x.of_queries(x.q, b, h), x.of_queries(y.do_bshd, b, h));
         let stats = (b * heads + h) * queries;
         for s in blocks(queries, QUERIES) {
@@ -148,7 +150,14 @@ fn backward_group<T: Tile>(
                     || {
                         let rows = p.chunks_exact_mut(z.len).zip(ds.chunks_exact_mut(z.len));
                         for (i, (p, ds)) in rows.enumerate() {
-                            differentiate(p, ds, &mask, i, scale, lse[i], delta[i]);
+                            weigh(p, &mask, i, scale, lse[i]);
+                            match &dropped {
+                                None => differentiate(p, ds, scale, delta[i]),
+                                Some(dropped) => {
+                                    let (at, by) = ((s.first + i, *z), (scale, delta[i]));
+                                    dropped.differentiate(at, p, ds, by);
+                                }
+                            }
                         }
                     },
                 );
@@ -162,27 +171,28 @@ fn backward_group<T: Tile>(
             give(dq, rows, d, y.add);
         }
     }
+    if let Some(of) = x.spec.dropout {
+        let scale = T::from_f64(of.dropout.scale());
+        dv.iter_mut().for_each(|x| *x *= scale);
+    }
     let (mut dk_zd, mut dv_zd) = (dk_zd, dv_zd);
     give(dk, &mut dk_zd, d, y.add);
     give(dv, &mut dv_zd, d, y.add);
 }
 
-/// Scores to weights, and the gradient of the weights to that of the unscaled scores.
+/// Scores to weights.
 #[inline(always)]
-fn differentiate<T: Real>(
-    p: &mut [T],
-    ds: &mut [T],
-    mask: &Mask<'_>,
-    i: usize,
-    scale: T,
-    lse: T,
-    delta: T,
-) {
+fn weigh<T: Real>(p: &mut [T], mask: &Mask<'_>, i: usize, scale: T, lse: T) {
     for x in p.iter_mut() {
         *x = weight(*x * scale - lse);
     }
     // Also where the row sees nothing and lse is minus infinity.
     mask.hide(i, p, T::ZERO);
+}
+
+/// The gradient of the weights to that of the unscaled scores.
+#[inline(always)]
+fn differentiate<T: Real>(p: &[T], ds: &mut [T], scale: T, delta: T) {
     for (ds, &p) in ds.iter_mut().zip(p.iter()) {
         *ds = p * scale * (*ds - delta);
     }

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::dropped::Dropped;
 use super::mask::Mask;
 use super::{Block, Call, KEYS, QUERIES, blocks, by_head, cut, settle, weight};
 use crate::Real;
@@ -140,7 +141,7 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut out: Out<'_, T>) {
             (z, kt, Right::new(v.from(z.first, 0), z.len, d, v_room))
         })
         .collect();
-    let scale = T::from_f64(x.spec.scale);
+    let (scale, dropped) = (T::from_f64(x.spec.scale), Dropped::new(x, b, h));
     for s in blocks(queries, QUERIES) {
         let mut room = &mut *room;
         let acc = cut(&mut room, s.len * d);
@@ -165,6 +166,11 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut out: Out<'_, T>) {
                     }
                 },
             );
+            if let Some(dropped) = &dropped {
+                for (i, p) in p.chunks_exact_mut(z.len).enumerate() {
+                    dropped.hide(s.first + i, *z, p);
+                }
+            }
             v.times(&Operand::strided(p, z.len, 1), acc, true);
         }
         out.end(s, d, acc, max, sum);

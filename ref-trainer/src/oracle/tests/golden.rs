@@ -64,6 +64,7 @@ fn hugging_face_computes_the_same() {
         tied: false,
         moe: None,
         window: None,
+        dropout: 0.0,
         architecture: Architecture::LLAMA,
     };
     let mut params = Params::new();

@@ -1,0 +1,356 @@
+//! Collectives performed in memory that the ranks share (`std`), instead of by messages.
+//!
+//! ```text
+//! short inputs    copy mine into my slot | publish ... all there? | fold or copy what I need
+//! threads, and    say where mine lies    | publish ... all there? | claim duties, read the inputs of all and
+//! shared buffers                                                  |   write the outputs of all | all finished?
+//! other slices    piece after piece: copy into my stage | publish ... all there? | fold, copy out
+//! of processes
+//! ```
+//!
+//! The second way touches each byte of each input and each output once, which is the least there is
+//! (single copy; Open MPI's xhc and XPMEM are of this kind, writing straight into the outputs is not common).
+//! The first costs one turn of a cache line between any two ranks.
+//!
+//! Only plans that fold in rank order, or not at all, are performed this way: their result is that
+//! of a serial loop over the ranks, whoever computes which part, so nothing but time changes. What such a call
+//! sends is counted as the plan has it.
+//!
+//! `claim.rs` has the protocol, its table of orderings, and what happens when a rank gives up.
+
+use core::ptr::NonNull;
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    ReduceOp,
+    plan::{FoldOrder, Operation, Plan},
+    transport::Call,
+};
+
+mod arena;
+mod claim;
+mod duty;
+mod raw;
+mod shared;
+mod staged;
+mod work;
+
+pub(crate) use arena::Arena;
+pub use raw::copy_bytes;
+pub(crate) use shared::{Pinned, Shared};
+pub(crate) use work::Memory;
+#[cfg(target_os = "linux")]
+pub(crate) use {arena::Plot, raw::copy};
+
+use arena::SLOT;
+use claim::{ORDERS, RANKS};
+
+/// One rank's end of the memory that its group shares.
+pub struct End {
+    arena: Arc<Arena>,
+    me: usize,
+    /// Steps that I have published.
+    step: u64,
+    /// Turns and duties of the second way so far; all ranks count alike.
+    turn: u64,
+    due: u64,
+    /// My last call, and the step that it was published with.
+    call: Option<(u64, u64)>,
+    /// Calls below this number are confirmed.
+    confirmed: u64,
+    aim: Aim,
+    /// Whether ranks have a core each, so that to spin is not to keep others from running.
+    brisk: bool,
+    reach: Reach,
+    bell: Arc<dyn Bell>,
+    /// Where payload bytes are counted.
+    moved: Arc<AtomicU64>,
+}
+
+/// What a rank waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    Step(u64),
+    Finished(u64),
+}
+
+/// How the memory of other ranks is reached.
+#[derive(Clone)]
+pub(crate) enum Reach {
+    /// By its address.
+    Threads,
+    /// Where it lies in a segment that all have mapped.
+    Segments(Arc<dyn Segments>),
+}
+
+/// The segments of the ranks of a group.
+pub(crate) trait Segments: Send + Sync {
+    /// Where in my segment these bytes lie, if they do.
+    fn place(&self, address: *const u8, bytes: usize) -> Option<u64>;
+    /// Where a place in a rank's segment lies here.
+    fn address(&self, rank: usize, place: u64, bytes: usize) -> Option<NonNull<u8>>;
+    /// These bytes of mine must not be seen or written by others any more; their contents stay.
+    fn part(&self, address: NonNull<u8>, bytes: usize);
+}
+
+/// Wakes the ranks of a group.
+pub(crate) trait Bell: Send + Sync {
+    /// A rank that sleeps in the way `how`.
+    fn ring(&self, rank: usize, how: u64);
+}
+
+/// Whether a group shares memory.
+pub enum Sharing<'a> {
+    /// It does not.
+    Never,
+    /// Whoever provides the memory has not come yet.
+    NotYet,
+    /// It does.
+    Ready(&'a mut End),
+}
+
+/// What is known of the other ranks' calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// All have made mine.
+    All,
+    /// This one has made another.
+    Differs(usize),
+    /// Not all have come to it.
+    Some,
+}
+
+/// How long a rank that waits keeps looking before it sleeps.
+const LINGER: Duration = Duration::from_micros(60);
+
+/// The same within an operation that is being polled.
+const GLANCES: u32 = 48;
+
+impl core::fmt::Debug for End {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("End")
+            .field("step", &self.step)
+            .field("aim", &self.aim)
+            .finish_non_exhaustive()
+    }
+}
+
+impl End {
+    /// My end of an arena; `ranks` is how many share this machine's cores.
+    pub(crate) fn new(
+        (arena, me): (Arc<Arena>, usize),
+        ranks: usize,
+        reach: Reach,
+        bell: Arc<dyn Bell>,
+    ) -> Self {
+        Self {
+            me,
+            step: 0,
+            turn: 0,
+            due: 0,
+            call: None,
+            confirmed: 0,
+            aim: Aim::Step(0),
+            brisk: ranks <= cores(),
+            reach,
+            bell,
+            moved: Arc::default(),
+            arena,
+        }
+    }
+
+    /// The same, with what a plan sends counted there too.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn counting(mut self, moved: Arc<AtomicU64>) -> Self {
+        self.moved = moved;
+        self
+    }
+
+    /// So many bytes of a plan need not be sent.
+    pub(crate) fn count(&self, bytes: u64) {
+        self.moved
+            .fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Whether a call of this plan is performed here.
+    pub(crate) fn takes(&self, plan: &Plan) -> bool {
+        let n = plan.world();
+        let pairs = match plan.shape().operation() {
+            Operation::AllToAllV | Operation::Send | Operation::Recv => return false,
+            Operation::AllGather | Operation::AllToAll => n * n,
+            _ => n,
+        };
+        let fits = n > 1 && n <= RANKS && pairs <= arena::DUTIES;
+        fits && plan.fold_order() == FoldOrder::RankOrder
+    }
+
+    /// Prepares a call, which is then to be announced. `input` and `output` are those of the plan at
+    /// my rank, and stay where they are until the result is dropped.
+    pub(crate) fn prepare(
+        &self,
+        plan: Arc<Plan>,
+        op: ReduceOp,
+        memory: Memory,
+        sequence: u64,
+    ) -> Shared {
+        let longest = duty::longest_input(&plan) * memory.width();
+        let short = longest <= SLOT && (longest <= 512 || longest * plan.world() <= 8 * SLOT);
+        Shared::begin(self, (plan, op), memory, sequence, short.then_some(longest))
+    }
+
+    /// Tells the others what my next call is.
+    pub(crate) fn announce(&mut self, call: &Call) {
+        let digest = self.arena.digest(self.me, call.sequence);
+        digest.store(call.digest(), std::sync::atomic::Ordering::Relaxed);
+        let step = self.publish();
+        self.call = Some((call.sequence, step));
+    }
+
+    /// What is known of my last call.
+    pub(crate) fn heard(&mut self) -> Heard {
+        let Some((sequence, step)) = self.call.filter(|(s, _)| *s >= self.confirmed) else {
+            return Heard::All;
+        };
+        let mine = self.digest(self.me, sequence);
+        let mut all = true;
+        for rank in 0..self.arena.world() {
+            if !ORDERS.reached(self.arena.progress(rank), step) {
+                all = false;
+            } else if self.digest(rank, sequence) != mine {
+                return Heard::Differs(rank);
+            }
+        }
+        if all {
+            self.confirmed = sequence + 1;
+            Heard::All
+        } else {
+            Heard::Some
+        }
+    }
+
+    /// Whether a rank has made another call than mine under this number, as far as is known.
+    pub(crate) fn differs(&self, rank: usize, sequence: u64) -> bool {
+        self.call.is_some_and(|(mine, step)| {
+            mine == sequence
+                && ORDERS.reached(self.arena.progress(rank), step)
+                && self.digest(rank, sequence) != self.digest(self.me, sequence)
+        })
+    }
+
+    /// A rank for which all others wait, where that is known.
+    pub(crate) fn laggard(&self) -> Option<usize> {
+        match self.aim {
+            Aim::Step(step) => (0..self.arena.world())
+                .find(|&rank| !ORDERS.reached(self.arena.progress(rank), step)),
+            Aim::Finished(_) => (0..arena::DUTIES)
+                .find_map(|index| ORDERS.holder(self.arena.duty(index), self.turn)),
+        }
+    }
+
+    /// Whether a rank has made my last call.
+    pub(crate) fn has_called(&self, rank: usize) -> bool {
+        let reached = |(_, step)| ORDERS.reached(self.arena.progress(rank), step);
+        self.call.is_none_or(reached)
+    }
+
+    /// Whether what this rank waits for has come.
+    pub(crate) fn arrived(&self) -> bool {
+        match self.aim {
+            Aim::Step(step) => self.arena.all_reached(step),
+            Aim::Finished(count) => ORDERS.finished(self.arena.finished(), count),
+        }
+    }
+
+    /// Keeps looking for a while; whether `ready` has come true.
+    pub(crate) fn linger(&self, ready: impl Fn() -> bool) -> bool {
+        let begin = Instant::now();
+        let mut looks = 0u32;
+        loop {
+            if ready() {
+                return true;
+            }
+            looks += 1;
+            if self.brisk {
+                core::hint::spin_loop();
+            } else {
+                thread::yield_now();
+            }
+            if (!self.brisk || looks.is_multiple_of(32)) && begin.elapsed() > LINGER {
+                return false;
+            }
+        }
+    }
+
+    /// Looks a few times; whether it has come.
+    pub(crate) fn glance(&self) -> bool {
+        for _ in 0..if self.brisk { GLANCES } else { 1 } {
+            if self.arrived() {
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        false
+    }
+
+    /// Says that I sleep in the way `how`; where what I wait for has come meanwhile I must not.
+    pub(crate) fn may_sleep(&self, how: u64) -> bool {
+        let sleeping: &AtomicU64 = self.arena.sleeping(self.me);
+        ORDERS.sleep(sleeping, how);
+        !self.arrived()
+    }
+
+    /// I do not sleep.
+    pub(crate) fn awake(&self) {
+        let sleeping: &AtomicU64 = self.arena.sleeping(self.me);
+        sleeping.store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// The next step is there for all to see; whoever comes last wakes those who sleep.
+    fn publish(&mut self) -> u64 {
+        self.step += 1;
+        ORDERS.publish(self.arena.progress(self.me), self.step);
+        ORDERS.rouse::<AtomicU64>();
+        if self.arena.all_reached(self.step) {
+            self.rouse();
+        }
+        self.aim = Aim::Step(self.step);
+        self.step
+    }
+
+    /// I begin no more duties of this turn.
+    fn finish(&mut self, count: u64) {
+        ORDERS.finish(self.arena.finished(), count);
+        ORDERS.rouse::<AtomicU64>();
+        self.aim = Aim::Finished(self.due);
+        if self.arrived() {
+            self.rouse();
+        }
+    }
+
+    fn rouse(&self) {
+        for rank in (0..self.arena.world()).filter(|&rank| rank != self.me) {
+            let how = ORDERS.sleeps(self.arena.sleeping(rank));
+            if how != 0 {
+                self.bell.ring(rank, how);
+            }
+        }
+    }
+
+    fn digest(&self, rank: usize, sequence: u64) -> u64 {
+        let digest = self.arena.digest(rank, sequence);
+        digest.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+fn cores() -> usize {
+    static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}

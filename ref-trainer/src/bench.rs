@@ -1,0 +1,287 @@
+//! `quintet bench`: collectives in the columns of nccl-tests, and constants for choosing plans.
+//!
+//! ```text
+//! quintet bench all_reduce --ranks 4                      threads of this process
+//! quintet bench all_reduce --ranks 4 --transport tcp      processes, which this one starts
+//! mpirun -n 4 quintet bench all_reduce --transport tcp    processes that somebody started
+//! ```
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use quintet_collectives::bench::{Bench, Row, Timing, algbw, busbw, calibrate};
+use quintet_collectives::cost::{Constants, Model, parse, write};
+use quintet_collectives::launch::Launch;
+use quintet_collectives::plan::Operation;
+use quintet_collectives::{Communicator, Order, Transport, World, from_env};
+use serde_json::json;
+
+use crate::cli::print;
+use crate::failure::{Exit, Failure};
+
+/// What `quintet bench` is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BenchJob {
+    /// What is measured, how often.
+    pub bench: Bench,
+    /// Over what; `local` is threads.
+    pub transport: Over,
+    /// Ranks, where this program starts them.
+    pub ranks: usize,
+    /// The least and the most bytes, and what they grow by.
+    pub sizes: (usize, usize, usize),
+    /// The fold order.
+    pub order: Order,
+    /// Which plan when, as UCC's tuner has it: `all_reduce:0-4k:tree,4k-:ring`.
+    pub overrides: String,
+    /// Constants that were saved before.
+    pub constants: Option<PathBuf>,
+    /// Measure constants instead of operations, and save them here beside those of other transports.
+    pub calibrate: bool,
+    /// One JSON object a line.
+    pub json: bool,
+    /// This process is one of several that a launcher has started.
+    pub launched: bool,
+}
+
+/// What ranks speak over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Threads.
+    Local,
+    /// Processes, Unix sockets.
+    Unix,
+    /// Processes, TCP.
+    Tcp,
+}
+
+impl Over {
+    /// The name on the command line and in files of constants.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// Seconds that each part of a calibration takes, about.
+const PATIENCE: f64 = 0.2;
+
+/// Measures and prints.
+///
+/// # Errors
+/// Exit 2 for a plan that cannot be, 3 for files of constants, 5 where a rank is lost; 4 where a result was
+/// wrong.
+pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
+    if job.launched {
+        return from_env()?.run(|comm| perform(job, comm));
+    }
+    if job.transport == Over::Local {
+        let exits = World::new(job.ranks)?.go(|comm| perform(job, comm))?;
+        return Ok(exits.into_iter().next().unwrap_or(Exit::Fine));
+    }
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::usage(format!("this program cannot be started again: {e}")))?;
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let ended = Launch::new(job.ranks, program)
+        .args(args)
+        .env("QUINTET_TRANSPORT", job.transport.name())
+        .bare()
+        .run()?;
+    match ended.code() {
+        0 => Ok(Exit::Fine),
+        code if code == Exit::Mismatch as i32 => Ok(Exit::Mismatch),
+        code => Err(Failure::aborted(format!(
+            "a rank of the benchmark ended with exit code {code}"
+        ))),
+    }
+}
+
+/// A rank's part; rank 0 prints.
+fn perform<T: Transport + Send + 'static>(
+    job: &BenchJob,
+    comm: Communicator<T>,
+) -> Result<Exit, Failure> {
+    let model = model(job)?;
+    let comm = comm.with_order(job.order).with_model(model);
+    if job.calibrate {
+        let found = calibrate(&comm, PATIENCE)?;
+        if comm.rank() == 0 {
+            keep(job, found)?;
+        }
+        return Ok(Exit::Fine);
+    }
+    let say = |text: String| {
+        if comm.rank() == 0 {
+            print(&text)
+        } else {
+            Ok(())
+        }
+    };
+    if !job.json {
+        say(head(job, comm.world()))?;
+    }
+    let (mut bytes, most, factor) = job.sizes;
+    let mut wrong = 0;
+    loop {
+        let row = job.bench.measure(&comm, bytes)?;
+        let forms = [Some(row.apart), row.in_place];
+        wrong += forms.iter().flatten().filter_map(|t| t.wrong).sum::<u64>();
+        say(if job.json {
+            objects(job, comm.world(), &row)
+        } else {
+            line(job, comm.world(), &row)
+        })?;
+        match bytes.max(1).checked_mul(factor) {
+            Some(next) if next <= most => bytes = next,
+            _ => break,
+        }
+    }
+    Ok(if wrong == 0 {
+        Exit::Fine
+    } else {
+        Exit::Mismatch
+    })
+}
+
+/// The model that chooses: saved constants where there are some for this transport.
+fn model(job: &BenchJob) -> Result<Model, Failure> {
+    let name = job.transport.name();
+    let mut within = Constants::of(name).unwrap_or(Constants::LOCAL);
+    if let Some(path) = &job.constants
+        && let Some((_, saved)) = saved(path)?.into_iter().find(|(n, _)| n == name)
+    {
+        within = saved;
+    }
+    let overrides = job
+        .overrides
+        .parse()
+        .map_err(|e: quintet_collectives::Error| Failure::usage(e.to_string()))?;
+    Ok(Model {
+        within,
+        overrides,
+        ..Model::default()
+    })
+}
+
+/// The constants in a file; none where there is no file.
+fn saved(path: &Path) -> Result<Vec<(String, Constants)>, Failure> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text).map_err(|e| Failure::data(format!("{}: {e}", path.display()))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(Failure::file("read", path, &e)),
+    }
+}
+
+/// Prints what was measured and, where a file is named, writes it there beside what is in it.
+fn keep(job: &BenchJob, found: Constants) -> Result<(), Failure> {
+    let name = job.transport.name().to_string();
+    let text = write(&[(name.clone(), found)]);
+    if let Some(path) = &job.constants {
+        let mut all = saved(path)?;
+        match all.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, old)) => *old = found,
+            None => all.push((name, found)),
+        }
+        // Beside it and then in its place, so that nobody reads half a file.
+        let beside = path.with_extension("tmp");
+        let failed = |e: std::io::Error| Failure::file("write", path, &e);
+        let mut file = std::fs::File::create(&beside).map_err(failed)?;
+        file.write_all(write(&all).as_bytes()).map_err(failed)?;
+        drop(file);
+        std::fs::rename(&beside, path).map_err(failed)?;
+    }
+    print(&text)
+}
+
+fn head(job: &BenchJob, world: usize) -> String {
+    format!(
+        "# {} over {}, {world} ranks, order {}; size in bytes, time in us (p50, then p99), bandwidth in GB/s\n\
+         #{:>11} {:>11} {:>5} {:>5} {:>9} {:>9} {:>7} {:>7} {:>6} | {:>9} {:>9} {:>7} {:>7} {:>6} | {:>9}  {}\n",
+        job.bench.op,
+        job.transport.name(),
+        job.order,
+        "size",
+        "count",
+        "type",
+        "redop",
+        "time",
+        "p99",
+        "algbw",
+        "busbw",
+        "#wrong",
+        "in-place",
+        "p99",
+        "algbw",
+        "busbw",
+        "#wrong",
+        "predicted",
+        "plan",
+    )
+}
+
+fn line(job: &BenchJob, world: usize, row: &Row) -> String {
+    let us = |t: std::time::Duration| t.as_secs_f64() * 1e6;
+    let op = job.bench.op;
+    let redop = if op.folds() { "sum" } else { "none" };
+    let form = |timing: Option<Timing>| match timing {
+        None => format!("{:>9} {:>9} {:>7} {:>7} {:>6}", "-", "-", "-", "-", "-"),
+        Some(t) => format!(
+            "{:>9.2} {:>9.2} {:>7.3} {:>7.3} {:>6}",
+            us(t.p50),
+            us(t.p99),
+            algbw(row.bytes, t.p50),
+            busbw(op, row.bytes, world, t.p50),
+            t.wrong.map_or_else(|| "N/A".into(), |n| n.to_string()),
+        ),
+    };
+    format!(
+        " {:>11} {:>11} {:>5} {redop:>5} {} | {} | {:>9.2}  {}\n",
+        row.bytes,
+        row.len,
+        "f32",
+        form(Some(row.apart)),
+        form(row.in_place),
+        us(row.predicted),
+        row.algorithm,
+    )
+}
+
+/// One object a form, each on a line.
+fn objects(job: &BenchJob, world: usize, row: &Row) -> String {
+    let us = |t: std::time::Duration| t.as_secs_f64() * 1e6;
+    let object = |timing: Timing, in_place: bool| {
+        let object = json!({
+            "op": job.bench.op.name(),
+            "transport": job.transport.name(),
+            "ranks": world,
+            "bytes": row.bytes,
+            "in_place": in_place,
+            "us": us(timing.p50),
+            "p99_us": us(timing.p99),
+            "algbw_GBps": algbw(row.bytes, timing.p50),
+            "busbw_GBps": busbw(job.bench.op, row.bytes, world, timing.p50),
+            "predicted_us": us(row.predicted),
+            "algorithm": row.algorithm,
+            "wrong": timing.wrong,
+        });
+        format!("{object}\n")
+    };
+    let mut text = object(row.apart, false);
+    if let Some(timing) = row.in_place {
+        text += &object(timing, true);
+    }
+    text
+}
+
+/// The operation of this name, if it can be measured.
+#[must_use]
+pub fn operation(name: &str) -> Option<Operation> {
+    let wanted = name.replace('-', "_");
+    let mut all = quintet_collectives::bench::OPERATIONS.into_iter();
+    all.find(|op| op.name() == wanted)
+}

@@ -1,0 +1,148 @@
+//! The flags of `quintet bench`, which are those of nccl-tests where it has them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use quintet_collectives::Order;
+use quintet_collectives::bench::{Bench, OPERATIONS};
+use quintet_collectives::plan::Operation;
+
+use super::words::{ReductionOrder, Transport, spelt};
+use crate::bench::{BenchJob, Over, operation};
+use crate::failure::Failure;
+
+#[derive(Debug, Args)]
+pub(super) struct BenchArgs {
+    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all
+    #[arg(value_name = "OP", required_unless_present = "calibrate")]
+    op: Option<String>,
+    /// Ranks to start; under a launcher they are its
+    #[arg(long, value_name = "N", default_value = "2")]
+    ranks: std::num::NonZeroUsize,
+    /// Threads over local, processes over unix or tcp [default: local]
+    #[arg(long, value_enum)]
+    transport: Option<Transport>,
+    /// The least bytes, as in 8, 64k or 4M
+    #[arg(short = 'b', long, value_name = "BYTES", default_value = "8", value_parser = bytes)]
+    minbytes: usize,
+    /// The most bytes
+    #[arg(short = 'e', long, value_name = "BYTES", default_value = "64M", value_parser = bytes)]
+    maxbytes: usize,
+    /// What sizes grow by
+    #[arg(short = 'f', long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
+    stepfactor: u64,
+    /// Timed calls of each size
+    #[arg(short = 'n', long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    iters: u64,
+    /// Calls before them
+    #[arg(
+        short = 'w',
+        long = "warmup_iters",
+        visible_alias = "warmup-iters",
+        value_name = "N",
+        default_value = "5"
+    )]
+    warmup: usize,
+    /// Whether results are compared element by element, in a call that is not timed
+    #[arg(short = 'c', long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
+    check: bool,
+    /// Order in which contributions are folded [default: rank]
+    #[arg(long, value_enum)]
+    reduction_order: Option<ReductionOrder>,
+    /// Which plan when, as in all_reduce:0-4k:tree,4k-:ring
+    #[arg(long = "override", value_name = "TEXT", default_value = "")]
+    overrides: String,
+    /// Constants that plans are chosen by; with --calibrate the file they are written to
+    #[arg(long, value_name = "FILE")]
+    constants: Option<PathBuf>,
+    /// Measure those constants for this transport
+    #[arg(long, conflicts_with = "op")]
+    calibrate: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl BenchArgs {
+    /// What is asked for; `launched`: a launcher has started this process as one of several.
+    ///
+    /// # Errors
+    /// Exit 2 for an operation or a transport that is none.
+    pub(super) fn job(self, launched: bool) -> Result<BenchJob, Failure> {
+        let op = match self.op.as_deref() {
+            None => Operation::AllReduce,
+            Some(name) => operation(name).ok_or_else(|| {
+                let known: Vec<&str> = OPERATIONS.iter().map(|op| op.name()).collect();
+                Failure::usage(format!(
+                    "{name} is not measured; choose of {}",
+                    known.join(", ")
+                ))
+            })?,
+        };
+        let transport = match self.transport {
+            None | Some(Transport::Auto) if launched => Over::Tcp,
+            None | Some(Transport::Auto | Transport::Local) => Over::Local,
+            Some(Transport::Unix) => Over::Unix,
+            Some(Transport::Tcp) => Over::Tcp,
+            Some(other) => {
+                return Err(Failure::usage(format!(
+                    "--transport {} is not measured yet; use local, unix or tcp",
+                    spelt(other)
+                )));
+            }
+        };
+        if launched && transport == Over::Local {
+            return Err(Failure::usage(
+                "--transport local is threads of one process, and a launcher has started several; use unix or tcp",
+            ));
+        }
+        if self.minbytes > self.maxbytes {
+            return Err(Failure::usage(format!(
+                "minbytes={} is more than maxbytes={}",
+                self.minbytes, self.maxbytes
+            )));
+        }
+        let order = match self.reduction_order {
+            Some(ReductionOrder::Any) => Order::Any,
+            _ => Order::Rank,
+        };
+        let iters = usize::try_from(self.iters).unwrap_or(usize::MAX);
+        let factor = usize::try_from(self.stepfactor).unwrap_or(usize::MAX);
+        Ok(BenchJob {
+            bench: Bench {
+                op,
+                iters,
+                warmup: self.warmup,
+                check: self.check,
+            },
+            transport,
+            ranks: self.ranks.get(),
+            sizes: (self.minbytes, self.maxbytes, factor),
+            order,
+            overrides: self.overrides,
+            constants: self.constants,
+            calibrate: self.calibrate,
+            json: self.json,
+            launched,
+        })
+    }
+}
+
+/// A number of bytes with k, M or G of 1024.
+fn bytes(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor: usize = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "k" | "K" => 1 << 10,
+        "m" | "M" => 1 << 20,
+        "g" | "G" => 1 << 30,
+        unit => return Err(format!("{unit:?} is none of k, M and G")),
+    };
+    let number: usize = digits
+        .parse()
+        .map_err(|_| format!("{digits:?} is no number"))?;
+    number
+        .checked_mul(factor)
+        .filter(|bytes| *bytes <= 1 << 36)
+        .ok_or_else(|| String::from("more than 64G"))
+}
