@@ -111,12 +111,7 @@ impl Bench {
             _ => bytes / 4 / world,
         };
         let shape = self.shape(part, world)?;
-        let len = shape.len(world)
-            * if self.op == Operation::AllToAll {
-                world
-            } else {
-                1
-            };
+        let len = shape.len(world);
         let explained = comm
             .model()
             .explain(&shape, world, DType::F32, comm.order())?;

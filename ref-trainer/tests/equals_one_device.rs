@@ -17,12 +17,13 @@ use common::suite::{self, Held, Outcome};
 use common::{Deal, Draw, cut, samples_of, small_job};
 use quintet_ref_trainer::forecast::samples;
 use quintet_ref_trainer::job::{Dtype, Job};
+use quintet_ref_trainer::tolerance::ceiling;
 use quintet_ref_trainer::verify::verify;
 
 /// Draws that always run: larger worlds are rarer (`genes::meshes`), so that this takes minutes.
 const IN_F64: u32 = 600;
 const IN_F32: u32 = 160;
-const IN_BF16: u32 = 60;
+const IN_BF16: u32 = 120;
 /// A long run goes on after a failure, up to so many.
 const FAILURES: usize = 8;
 
@@ -168,27 +169,28 @@ fn in_bf16_every_layout_equals_the_oracle_within_a_derived_bound() {
     narrow(&Deal::new(Dtype::Bf16, IN_BF16));
 }
 
-/// What a property in a narrow type has seen: by quantity, distance over bound, distance, bound.
+/// What a property in a narrow type has seen: by quantity, distance over bound, distance, bound, where
+/// that is below the ceiling.
 #[derive(Default)]
 struct Seen(BTreeMap<&'static str, Vec<[f64; 3]>>);
 
 impl Seen {
-    fn add(&mut self, what: &'static str, off: f64, bound: f64) {
-        if bound > 0.0 {
+    fn add(&mut self, what: &'static str, off: f64, bound: f64, most: f64) {
+        if bound > 0.0 && bound < most {
             let seen = self.0.entry(what).or_default();
             seen.push([off / bound, off, bound]);
         }
     }
 
     fn outcome(&mut self, draw: &Draw, outcome: &Outcome) {
-        let v = &outcome.verdict;
-        self.add("loss", v.loss_rel, v.bounds.loss);
-        self.add("gradients", v.grad_rel_max, v.bounds.grads);
-        self.add("norm", v.grad_norm_rel, v.bounds.norm);
-        self.add("parameters", v.param_rel_max, v.bounds.params);
-        self.add("losses of balance", v.aux_rel, v.bounds.aux);
+        let (v, most) = (&outcome.verdict, ceiling(draw.job.dtype));
+        self.add("loss", v.loss_rel, v.bounds.loss, most);
+        self.add("gradients", v.grad_rel_max, v.bounds.grads, most);
+        self.add("norm", v.grad_norm_rel, v.bounds.norm, most);
+        self.add("parameters", v.param_rel_max, v.bounds.params, most);
+        self.add("losses of balance", v.aux_rel, v.bounds.aux, most);
         if let Some((what, off, bound)) = suite::beside_the_twin(&draw.job, outcome) {
-            self.add(what, off, bound);
+            self.add(what, off, bound, f64::INFINITY);
         }
     }
 
@@ -237,12 +239,10 @@ fn narrow(deal: &Deal) {
             Vec::<&str>::new(),
             "a bound over 100 times the worst observed is no bound"
         );
-        // In bf16 as many as 42 of 60: three steps through narrow, deep models are too much for 8 bits.
-        let allowed = if deal.dtype == Dtype::Bf16 { 75 } else { 5 };
-        assert!(
-            ill * 100 <= allowed * all,
-            "{ill} of {all} draws decide little"
-        );
+        // In bf16 a layout that cuts matrices rounds what its twin does not, and where that explains half
+        // of a gradient only losses, copies and counts are left to hold.
+        let one_in = if deal.dtype == Dtype::Bf16 { 3 } else { 20 };
+        assert!(ill * one_in <= all, "{ill} of {all} draws decide little");
     }
 }
 

@@ -13,14 +13,14 @@ use super::genes::{
 
 impl Genes {
     pub(super) fn draw(&self, dtype: Dtype) -> Draw {
-        let [dp, tp, pp, cp] = meshes()[self.mesh];
+        let [dp, tp, pp, cp] = self.mesh(dtype);
         let (way, documents, window) = self.context;
         let (cp_comm, mixed) = WAYS[way];
         let mixed = mixed && cp > 2 && cp.is_multiple_of(2);
         let [sequence_parallel, hybrid, tied, any_order, clip, decay, two] = self.flags;
-        let (schedule, virtual_stages) = self.kind(pp);
+        let (schedule, virtual_stages) = self.kind(dtype, pp);
         let places = pp * schedule.chunks().unwrap_or(virtual_stages);
-        let (counts, uneven) = self.stage_layers(places);
+        let (counts, uneven) = self.stage_layers(dtype, places);
         let (ep, etp) = self
             .experts
             .as_ref()
@@ -77,7 +77,21 @@ impl Genes {
             threads_per_rank: 1 + usize::from(two),
             ..Job::verify()
         };
+        if dtype == Dtype::Bf16 {
+            return Draw {
+                job: for_8_bits(job),
+            };
+        }
         Draw { job }
+    }
+
+    /// dp, tp, pp and cp. Depth is what 8 bits bear least: no more stages than two with them.
+    fn mesh(&self, dtype: Dtype) -> [usize; 4] {
+        let mut all = meshes();
+        if dtype == Dtype::Bf16 {
+            all.retain(|[_, _, pp, _]| *pp <= 2);
+        }
+        all[self.mesh % all.len()]
     }
 
     /// Fewer replicas than all, that shard among themselves; none where nothing is sharded.
@@ -91,13 +105,14 @@ impl Genes {
     }
 
     /// A schedule that `pp` stages can follow, and the chunks of a stage where that is free.
-    fn kind(&self, pp: usize) -> (ScheduleKind, usize) {
+    fn kind(&self, dtype: Dtype, pp: usize) -> (ScheduleKind, usize) {
         let (kind, more) = (SCHEDULES[self.schedule.0], self.schedule.1);
         if pp < kind.least_stages() {
             return (ScheduleKind::OneFOneB, 1);
         }
-        // Not so many layers that a draw takes long.
-        let chunks = if pp > 3 { 2 } else { 2 + more };
+        // Not so many layers that a draw takes long, or is too deep for 8 bits.
+        let few = pp > 3 || dtype == Dtype::Bf16;
+        let chunks = if few { 2 } else { 2 + more };
         (kind, kind.chunks().map_or(chunks, |_| 1))
     }
 
@@ -113,8 +128,9 @@ impl Genes {
     }
 
     /// Layers of each chunk, and whether that is another cut than the even one.
-    fn stage_layers(&self, places: usize) -> (Vec<usize>, bool) {
+    fn stage_layers(&self, dtype: Dtype, places: usize) -> (Vec<usize>, bool) {
         let (extra, uneven, first) = self.layers;
+        let extra = if dtype == Dtype::Bf16 { 0 } else { extra };
         let layers = places + extra;
         let even: Vec<usize> = (0..places)
             .map(|place| quintet_collectives::chunk::chunk_len(layers, places, place))
@@ -183,6 +199,15 @@ impl Genes {
             ..Job::verify().optimizer
         }
     }
+}
+
+/// Of a width at which 8 bits say something of a gradient after two steps: three through as narrow
+/// a model, at the rate that f64 bears, are chaos.
+fn for_8_bits(mut job: Job) -> Job {
+    job.steps = 2;
+    job.optimizer.lr = 0.02;
+    job.model.hidden += 8;
+    job
 }
 
 impl ExpertGenes {
