@@ -330,6 +330,9 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
         }
         mix<KEYS, W, W>(acc, s, v_tile, 0, call.dim);
     });
+    // The four threads of a row have read its carry; where no key is seen nothing has parted that from what
+    // follows.
+    if (STEP) __syncwarp();
     for (int half = 0; half < 2; half++) {
         i64 s = row + lane() / 4 + 8 * half;
         bool some = sum[half] > 0;

@@ -236,6 +236,9 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
         if constexpr (STEP) *at = value;
         else *at = narrow<O>(sum[i] > 0 ? value * (1 / sum[i]) + 0 : 0);
     });
+    // The sixteen threads of a row have read its carry; where no key is seen no barrier has parted that from
+    // what follows.
+    if (STEP) __syncwarp();
     for (int i = 0; i < 4; i++) {
         i64 s = first + down() + 8 * i;
         if (across() != 0 || s >= call.queries) continue;
