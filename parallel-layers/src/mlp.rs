@@ -49,11 +49,11 @@ pub enum MlpForward<Buf> {
 }
 
 impl<Buf> MlpForward<Buf> {
-    /// Lets go what is cheap to make again; an input that was `gathered` stays.
-    pub(crate) fn let_go(&mut self, gathered: bool) {
+    /// Lets go what is cheap to make again.
+    pub(crate) fn let_go(&mut self) {
         match self {
-            MlpForward::SwiGlu(saved) => saved.let_go(gathered),
-            MlpForward::Gelu(saved) => saved.let_go(gathered),
+            MlpForward::SwiGlu(saved) => saved.let_go(),
+            MlpForward::Gelu(saved) => saved.let_go(),
         }
     }
 }
@@ -193,7 +193,7 @@ pub struct SwiGluMlp {
 /// What forward saves. All but x is cut along f.
 #[derive(Debug)]
 pub struct SwiGluForward<Buf> {
-    /// The input, whole.
+    /// The input, as it lies outside.
     x: Remade<Buf>,
     /// Gate, before silu.
     g: Buf,
@@ -204,12 +204,10 @@ pub struct SwiGluForward<Buf> {
 }
 
 impl<Buf> SwiGluForward<Buf> {
-    /// Lets go what is cheap to make again; an input that was `gathered` stays.
-    pub(crate) fn let_go(&mut self, gathered: bool) {
+    /// Lets go what is cheap to make again.
+    pub(crate) fn let_go(&mut self) {
         self.s.let_go();
-        if !gathered {
-            self.x.let_go();
-        }
+        self.x.let_go();
     }
 }
 
@@ -265,12 +263,14 @@ impl SwiGluMlp {
     ) -> Result<(B::Buf<E>, SwiGluForward<B::Buf<E>>), Error> {
         let &[wg, wu, wd] = views(NAME, params)?;
         let t = batch.tokens();
-        let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
-        let g = self.gate.forward(ctx, t, wg, None, B::whole(&x))?;
-        let u = self.up.forward(ctx, t, wu, None, B::whole(&x))?;
+        let whole = self.region.inside(ctx, &x_td, t, self.hidden)?;
+        let x = B::whole(whole.as_ref().unwrap_or(&x_td));
+        let g = self.gate.forward(ctx, t, wg, None, x)?;
+        let u = self.up.forward(ctx, t, wu, None, x)?;
+        drop(whole);
         let s = gated::<B, E>(ctx.device, &g, &u)?;
         let y = self.down.forward(ctx, t, wd, None, B::whole(&s))?;
-        let (x, s) = (Remade::Here(x), Remade::Here(s));
+        let (x, s) = (Remade::Here(x_td), Remade::Here(s));
         Ok((y, SwiGluForward { x, g, u, s }))
     }
 
@@ -345,10 +345,11 @@ impl SwiGluMlp {
         let grads: &mut [_; 3] = views_mut(NAME, grads)?;
         let [gg, gu, gd] = grads.each_mut().map(|g| B::reborrow(g));
         let t = batch.tokens();
-        let x = B::whole(&saved.x);
         let dy = B::whole(saved.dy_whole.as_ref().unwrap_or(dy_td));
         self.down
             .backward_weight::<B, C, E>(ctx, t, B::whole(&saved.s), dy, gd, None)?;
+        let whole = self.region.inside(ctx, &saved.x, t, self.hidden)?;
+        let x = B::whole(whole.as_ref().unwrap_or(&saved.x));
         self.gate
             .backward_weight::<B, C, E>(ctx, t, x, B::whole(&saved.dg), gg, None)?;
         self.up
@@ -368,7 +369,7 @@ pub struct GeluMlp {
 /// What forward saves. All but x is cut along f.
 #[derive(Debug)]
 pub struct GeluForward<Buf> {
-    /// The input, whole.
+    /// The input, as it lies outside.
     x: Remade<Buf>,
     /// Up, before gelu.
     u: Buf,
@@ -378,11 +379,9 @@ pub struct GeluForward<Buf> {
 
 impl<Buf> GeluForward<Buf> {
     /// As [`SwiGluForward::let_go`].
-    fn let_go(&mut self, gathered: bool) {
+    fn let_go(&mut self) {
         self.s.let_go();
-        if !gathered {
-            self.x.let_go();
-        }
+        self.x.let_go();
     }
 }
 
@@ -445,11 +444,13 @@ impl GeluMlp {
             weight_bias(NAME, up)?,
             weight_bias(NAME, down)?,
         );
-        let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
-        let u = self.up.forward(ctx, t, wu, bu, B::whole(&x))?;
+        let whole = self.region.inside(ctx, &x_td, t, self.hidden)?;
+        let x = B::whole(whole.as_ref().unwrap_or(&x_td));
+        let u = self.up.forward(ctx, t, wu, bu, x)?;
+        drop(whole);
         let s = gelu::<B, E>(ctx.device, &u)?;
         let y = self.down.forward(ctx, t, wd, bd, B::whole(&s))?;
-        let (x, s) = (Remade::Here(x), Remade::Here(s));
+        let (x, s) = (Remade::Here(x_td), Remade::Here(s));
         Ok((y, GeluForward { x, u, s }))
     }
 
@@ -519,7 +520,9 @@ impl GeluMlp {
             bd.map(|bias| (dy, bias)),
         )?;
         let (gu, bu) = weight_bias_mut::<B, E::Acc>(NAME, up)?;
-        let (x, du) = (B::whole(&saved.x), B::whole(&saved.du));
+        let whole = self.region.inside(ctx, &saved.x, t, self.hidden)?;
+        let x = B::whole(whole.as_ref().unwrap_or(&saved.x));
+        let du = B::whole(&saved.du);
         self.up.backward_weight::<B, C, E>(ctx, t, x, du, gu, bu)
     }
 }

@@ -20,10 +20,12 @@ use crate::report::{probe, write_named};
 mod cluster_file;
 mod shape_file;
 mod show;
+mod times_file;
 mod toy;
 
 pub use cluster_file::read_cluster;
 pub use shape_file::read_shape;
+pub use times_file::read_times;
 
 /// What is to be planned, and how it is shown.
 #[derive(Debug, Clone, PartialEq)]

@@ -60,15 +60,19 @@ impl<'a> Walk<'a> {
             floor: Clock {
                 cluster: swift,
                 peak: request.job.peak(cluster),
+                element: request.job.types.storage.bytes(),
                 efficiency: Efficiency {
                     half_width: 0.0,
                     ..request.efficiency
                 },
+                practice: request.practice,
             },
             clock: Clock {
                 cluster,
                 peak: request.job.peak(cluster),
+                element: request.job.types.storage.bytes(),
                 efficiency: request.efficiency,
+                practice: request.practice,
             },
             lies: Lies::default(),
             pipelines: BTreeMap::new(),
