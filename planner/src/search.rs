@@ -27,6 +27,7 @@ use crate::time::{Efficiency, Practice, StepTime};
 use crate::traffic::WireTypes;
 use crate::{Batch, Invalid, Layout};
 
+mod cost;
 mod limits;
 mod pins;
 mod reject;

@@ -145,6 +145,7 @@ pub struct LayerSeconds {
 }
 
 /// What the model of time is asked with.
+#[derive(Debug, Clone, Copy)]
 pub struct Clock<'a> {
     /// The machine.
     pub cluster: &'a Cluster,

@@ -62,7 +62,13 @@ pub enum Form {
 pub fn plan(plan: &Plan) -> Result<String, Failure> {
     let request = &plan.request;
     if plan.steps {
-        let (steps, _) = steps(request)?;
+        let (steps, layout) = steps(request)?;
+        if layout.is_none() {
+            let found = search(request)?;
+            if found.best.is_empty() {
+                return Err(nothing(request, &found));
+            }
+        }
         return Ok(show::steps(&steps));
     }
     let found = search(request)?;
