@@ -62,7 +62,7 @@ pub struct SelfAttention {
 /// What forward saves. All but x is cut by heads.
 #[derive(Debug)]
 pub struct AttentionForward<Buf, Stat> {
-    /// The input, whole.
+    /// The input, as it lies outside.
     x: Remade<Buf>,
     /// Output of the softmax.
     o: Buf,
@@ -73,11 +73,9 @@ pub struct AttentionForward<Buf, Stat> {
 }
 
 impl<Buf, Stat> AttentionForward<Buf, Stat> {
-    /// Lets the input go, unless it was gathered.
-    pub(crate) fn let_go(&mut self, gathered: bool) {
-        if !gathered {
-            self.x.let_go();
-        }
+    /// Lets the input go.
+    pub(crate) fn let_go(&mut self) {
+        self.x.let_go();
     }
 
     /// Takes the input again, where it was let go.
@@ -315,14 +313,16 @@ impl SelfAttention {
     {
         let (t, heads) = (batch.tokens(), self.heads(ctx.tp.rank()));
         let [pq, pk, pv, po, norm_q, norm_k] = runs(NAME, params, self.counts)?;
-        let x = apply(ctx, self.region.enter(), x_td, t, self.hidden)?;
+        let whole = self.region.inside(ctx, &x_td, t, self.hidden)?;
+        let x = B::whole(whole.as_ref().unwrap_or(&x_td));
         let project = |layer: &ColumnParallelLinear, params: &[B::Ref<'_, E>]| {
             let (w, bias) = weight_bias(NAME, params)?;
-            layer.forward(ctx, t, w, bias, B::whole(&x))
+            layer.forward(ctx, t, w, bias, x)
         };
         let mut q = project(&self.q, pq)?;
         let mut k = project(&self.k, pk)?;
         let v = project(&self.v, pv)?;
+        drop(whole);
         let norms = [norm_q, norm_k];
         let before = self.normalise(ctx.device, t, heads, norms, (&mut q, &mut k))?;
         self.turn(ctx.device, batch, heads, (&mut q, &mut k), false)?;
@@ -330,7 +330,7 @@ impl SelfAttention {
         let (wo, bias) = weight_bias(NAME, po)?;
         let y = self.o.forward(ctx, t, wo, bias, B::whole(&o))?;
         let saved = AttentionForward {
-            x: Remade::Here(x),
+            x: Remade::Here(x_td),
             o,
             inner,
             before,
@@ -407,12 +407,14 @@ impl SelfAttention {
     ) -> Result<(), Error> {
         let t = batch.tokens();
         let [gq, gk, gv, go, norm_q, norm_k] = runs_mut(NAME, grads, self.counts)?;
-        let (x, o, dy) = (B::whole(&saved.x), B::whole(&saved.o), B::whole(dy_td));
+        let (o, dy) = (B::whole(&saved.o), B::whole(dy_td));
         let dy_whole = B::whole(saved.dy_whole.as_ref().unwrap_or(dy_td));
         let (go, bias) = weight_bias_mut::<B, E::Acc>(NAME, go)?;
         let bias = bias.map(|bias| (dy, bias));
         self.o
             .backward_weight::<B, C, E>(ctx, t, o, dy_whole, go, bias)?;
+        let whole = self.region.inside(ctx, &saved.x, t, self.hidden)?;
+        let x = B::whole(whole.as_ref().unwrap_or(&saved.x));
         for (layer, grads, dy) in [
             (&self.q, gq, &saved.dq),
             (&self.k, gk, &saved.dk),

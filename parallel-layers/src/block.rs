@@ -312,9 +312,8 @@ where
         let inside = match self.recompute {
             Recompute::None => Remade::Here(inside),
             Recompute::Selective => {
-                let gathered = self.region.gathers::<B, C>(ctx.tp);
-                inside.attention.let_go(gathered);
-                inside.mlp.let_go(gathered);
+                inside.attention.let_go();
+                inside.mlp.let_go();
                 Remade::Here(inside)
             }
             Recompute::Full => Remade::Gone,

@@ -49,11 +49,11 @@ impl<Buf, Stat> FfnForward<Buf, Stat> {
         }
     }
 
-    /// Lets go what is cheap to make again; what was `gathered` stays.
-    pub(crate) fn let_go(&mut self, gathered: bool) {
+    /// Lets go what is cheap to make again.
+    pub(crate) fn let_go(&mut self) {
         match self {
-            FfnForward::Dense(saved) => saved.let_go(gathered),
-            FfnForward::Moe(saved) => saved.let_go(gathered),
+            FfnForward::Dense(saved) => saved.let_go(),
+            FfnForward::Moe(saved) => saved.let_go(),
         }
     }
 }

@@ -55,6 +55,7 @@ pub struct Head {
 pub struct HeadForward<Buf, Stat> {
     x: Buf,
     stats: RowStats<Stat>,
+    /// The norm's output, as it lies outside.
     normed: Buf,
     loss: LossForward<Buf, Stat>,
 }
@@ -124,13 +125,15 @@ impl Head {
         let (x, t) = (x_td, batch.tokens());
         let rows = self.region.local_rows::<B, C>(ctx.tp, t);
         let Normed { y, stats } = self.norm.forward(ctx.device, rows, pn, B::whole(&x))?;
-        let normed = apply(ctx, self.region.enter(), y, t, self.hidden)?;
-        let logits = self.linear.forward(ctx, t, w, None, B::whole(&normed))?;
+        let whole = self.region.inside(ctx, &y, t, self.hidden)?;
+        let inside = B::whole(whole.as_ref().unwrap_or(&y));
+        let logits = self.linear.forward(ctx, t, w, None, inside)?;
+        drop(whole);
         let (loss_t, loss) = self.loss.forward(ctx, batch, logits)?;
         let saved = HeadForward {
             x,
             stats,
-            normed,
+            normed: y,
             loss,
         };
         Ok((loss_t, Saved::Forward(saved)))
@@ -191,7 +194,9 @@ impl Head {
         let [gw]: &mut [_; 1] = views_mut(NAME, gw)?;
         let s = saved.into_weight(NAME)?;
         let t = batch.tokens();
-        let (normed, dlogits) = (B::whole(&s.normed), B::whole(&s.dlogits));
+        let whole = self.region.inside(ctx, &s.normed, t, self.hidden)?;
+        let normed = B::whole(whole.as_ref().unwrap_or(&s.normed));
+        let dlogits = B::whole(&s.dlogits);
         self.linear
             .backward_weight::<B, C, E>(ctx, t, normed, dlogits, B::reborrow(gw), None)?;
         let rows = self.region.local_rows::<B, C>(ctx.tp, t);

@@ -139,12 +139,12 @@ impl<Buf, Stat> MoeForward<Buf, Stat> {
         &self.router.routing
     }
 
-    /// Lets go what is cheap to make again; what was `gathered` stays.
-    pub(crate) fn let_go(&mut self, gathered: bool) {
+    /// Lets go what is cheap to make again.
+    pub(crate) fn let_go(&mut self) {
         self.x.let_go();
         self.experts.let_go();
         if let Some(shared) = &mut self.shared {
-            shared.let_go(gathered);
+            shared.let_go();
         }
     }
 }

@@ -17,8 +17,7 @@
 //! kept, and take about ten operations an element to make again; a result of a product takes `2 d`
 //! operations an element and more. Flash attention keeps no score matrix, so that there is none to let
 //! go (what Korthikanti et al. 2022 called selective); by outputs, as here, goes Megatron-Core's
-//! `recompute-modules`. It sends nothing: a norm's output that was gathered over tp under sequence
-//! parallelism stays.
+//! `recompute-modules`. It sends nothing: under sequence parallelism a norm's output is this rank's part.
 
 use crate::Error;
 

@@ -78,10 +78,20 @@ impl Region {
         self.leave
     }
 
-    /// Whether the way in is a message: what is inside is then not made again without one.
-    #[must_use]
-    pub fn gathers<B: Backend, C: Collectives<B>>(&self, tp: &C) -> bool {
-        self.outside.is_shard() && tp.world() > 1
+    /// `x`, `[rows, width]` as a whole, as it is inside the region; `None` where it is that already.
+    /// What is gathered here is let go once it was multiplied, and gathered again for the gradients
+    /// of the weights: a layer keeps its part alone (Korthikanti et al. 2022, 4.2.2).
+    ///
+    /// # Errors
+    /// As [`apply`].
+    pub fn inside<B: Backend, C: Collectives<B>, T: Wire>(
+        &self,
+        ctx: &Ctx<'_, B, C>,
+        x: &B::Buf<T>,
+        rows: usize,
+        width: usize,
+    ) -> Result<Option<B::Buf<T>>, Error> {
+        apply_to(ctx, self.enter, B::whole(x), rows, width)
     }
 
     /// Rows of `rows` that this rank holds between layers.

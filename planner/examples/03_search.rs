@@ -5,7 +5,7 @@ use quintet_planner::advice::advise;
 use quintet_planner::cluster::Cluster;
 use quintet_planner::search::{Job, Pins, Request, search};
 use quintet_planner::shape::Shape;
-use quintet_planner::time::Efficiency;
+use quintet_planner::time::{Efficiency, Practice};
 use quintet_planner::{Error, Invalid};
 
 fn main() -> Result<(), Error> {
@@ -21,6 +21,7 @@ fn main() -> Result<(), Error> {
         job: Job::bf16(8192, 512),
         pins: Pins::default(),
         efficiency: Efficiency::default(),
+        practice: Practice::default(),
         keep: 5,
     };
     let found = search(&request)?;

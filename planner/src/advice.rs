@@ -231,7 +231,7 @@ mod tests {
     use crate::cluster::Cluster;
     use crate::search::{Job, Pins, search};
     use crate::shape::Shape;
-    use crate::time::Efficiency;
+    use crate::time::{Efficiency, Practice};
     use quintet_parallel_layers::Recompute;
 
     fn said(model: &str, gpus: usize, seq: usize, pins: Pins) -> Vec<Advice> {
@@ -241,6 +241,7 @@ mod tests {
             job: Job::bf16(seq, 128),
             pins,
             efficiency: Efficiency::default(),
+            practice: Practice::default(),
             keep: 1,
         };
         let found = search(&request).unwrap();
@@ -333,6 +334,7 @@ mod tests {
             job: Job::bf16(8192, 64),
             pins: Pins::default(),
             efficiency: Efficiency::default(),
+            practice: Practice::default(),
             keep: 1,
         };
         let layout = Layout {

@@ -23,10 +23,12 @@ use crate::closed::held::Held;
 use crate::cluster::Cluster;
 use crate::flops::{Causal, Flops, per_token};
 use crate::shape::Shape;
-use crate::time::{Efficiency, StepTime};
+use crate::time::{Efficiency, Practice, StepTime};
 use crate::traffic::WireTypes;
 use crate::{Batch, Invalid, Layout};
 
+mod cost;
+mod limits;
 mod pins;
 mod reject;
 mod space;
@@ -90,6 +92,8 @@ pub struct Request {
     pub pins: Pins,
     /// The constants of the model of time.
     pub efficiency: Efficiency,
+    /// Whose trainer is timed; bytes and memory are this project's.
+    pub practice: Practice,
     /// Meshes to keep.
     pub keep: usize,
 }
@@ -205,6 +209,8 @@ fn swift(request: &Request) -> Cluster {
 
 fn judge(request: &Request) -> Result<(), Invalid> {
     request.cluster.validate()?;
+    request.practice.validate(&request.cluster)?;
+    limits::limits(request)?;
     let job = &request.job;
     let no = |text: &str| Err(Invalid(String::from(text)));
     if job.seq == 0 || job.global_batch == 0 {

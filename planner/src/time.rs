@@ -21,8 +21,12 @@ use crate::links::{Lies, seconds};
 use crate::shape::Shape;
 use crate::{CpComm, Layout};
 
+mod measured;
+mod practice;
 mod work;
 
+pub use measured::Measured;
+pub use practice::Practice;
 pub use work::{Work, work};
 
 /// What share of its peak each resource reaches. Replace them by measured ones.
@@ -141,19 +145,29 @@ pub struct LayerSeconds {
 }
 
 /// What the model of time is asked with.
+#[derive(Debug, Clone, Copy)]
 pub struct Clock<'a> {
     /// The machine.
     pub cluster: &'a Cluster,
     /// Operations a second at the job's type.
     pub peak: f64,
+    /// Bytes of an element of that type.
+    pub element: usize,
     /// Shares of the peaks.
     pub efficiency: Efficiency,
+    /// Whose trainer is timed.
+    pub practice: Practice,
 }
 
 impl Clock<'_> {
     fn flow(&self, lies: &mut Lies, shape: &Shape, layout: &Layout, flow: &Flow) -> f64 {
         let place = flow.group.place(shape, layout);
         let lie = lies.of(place, self.cluster);
+        if flow.group == Group::Ep {
+            let (on, to) = ((shape, layout), (self.cluster, lie));
+            let link = self.efficiency.link;
+            return self.practice.experts(on, to, flow, self.element, link);
+        }
         seconds(
             self.cluster,
             lie,
@@ -167,15 +181,19 @@ impl Clock<'_> {
     /// Seconds of the products, attention and memory of a work.
     fn computed(&self, work: &Work) -> [f64; 3] {
         let e = &self.efficiency;
-        let rate = self.peak * e.gemm * e.at(work.width);
-        let products = if work.products > 0.0 {
-            work.products / rate
-        } else {
+        let computing = 1.0 - self.practice.communication_share;
+        let share = e.gemm * e.at(work.width) * computing;
+        let products = if work.products == 0.0 {
             0.0
+        } else if self.practice.fp8 {
+            let rest = (work.products - work.blocks) / self.peak;
+            (work.blocks / self.cluster.peak.fp8 + rest) / share
+        } else {
+            work.products / (self.peak * share)
         };
         [
             products,
-            work.attention / (self.peak * e.attention),
+            work.attention / (self.peak * e.attention * computing),
             work.bytes / (self.cluster.memory_bandwidth * e.memory),
         ]
     }

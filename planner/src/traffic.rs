@@ -42,6 +42,7 @@ use crate::{Batch, Error, Layout, ModelConfig};
 mod context;
 mod experts;
 
+pub(crate) use experts::arriving;
 pub use experts::{Routing, row_copy_bytes, rows, tokens_of};
 
 /// Payload bytes by group.
@@ -183,14 +184,16 @@ impl<'a> Sum<'a> {
                 StageLayer::Embed(_) | StageLayer::Head(_) => 1,
             };
             if self.layout.sequence_parallel {
-                // Enter: all-gather, its backward reduce-scatter. Leave: the same the other way.
+                // Enter: all-gather, its backward reduce-scatter; for the gradients of the weights what
+                // came in is gathered once more. Leave: the same the other way.
                 let gathers = CollectiveShape::AllGather {
                     counts: counts.clone(),
                 };
                 let scatters = CollectiveShape::ReduceScatter {
                     counts: counts.clone(),
                 };
-                let (gather, scatter) = (forwards * enters + leaves, enters + forwards * leaves);
+                let gather = forwards * enters + leaves + enters;
+                let scatter = enters + forwards * leaves;
                 self.add("tp", tp, &gathers, types.storage, mbs * gather)?;
                 self.add("tp", tp, &scatters, types.storage, mbs * scatter)?;
             } else {
@@ -430,7 +433,8 @@ pub(crate) mod tests {
     }
 
     /// Sequence parallelism moves what tensor parallelism moves, for an all-reduce is a
-    /// reduce-scatter and an all-gather; only the gradients of the norms come on top.
+    /// reduce-scatter and an all-gather; on top come the gradients of the norms, and what enters a region
+    /// once more, for the gradients of the weights: T h of each of 4 microbatches.
     #[test]
     fn sequence_parallelism_adds_the_norms() {
         let tp = Layout {
@@ -442,7 +446,9 @@ pub(crate) mod tests {
             ..tp.clone()
         };
         let norms = (2 * 3 + 1) * 8 * 4;
-        assert_eq!(sent(&sp, false)["tp"], sent(&tp, false)["tp"] + 2 * norms);
+        let again = (2 * 3 + 1) * 4 * (6 * 8) * 4;
+        let tp = sent(&tp, false)["tp"];
+        assert_eq!(sent(&sp, false)["tp"], tp + 2 * norms + again);
     }
 
     #[test]

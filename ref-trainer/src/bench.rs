@@ -4,6 +4,7 @@
 //! quintet bench all_reduce --ranks 4                      threads of this process
 //! quintet bench all_reduce --ranks 4 --transport tcp      processes, which this one starts
 //! mpirun -n 4 quintet bench all_reduce --transport tcp    processes that somebody started
+//! quintet bench kernels                                   times for `quintet plan --times`
 //! ```
 
 use std::ffi::OsString;
@@ -19,6 +20,9 @@ use serde_json::json;
 
 use crate::cli::print;
 use crate::failure::{Exit, Failure};
+use crate::job::Dtype;
+
+mod kernels;
 
 /// What `quintet bench` is asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +43,8 @@ pub struct BenchJob {
     pub constants: Option<PathBuf>,
     /// Measure constants instead of operations, and save them here beside those of other transports.
     pub calibrate: bool,
+    /// Time kernels instead, in a type on so many threads.
+    pub kernels: Option<(Dtype, usize)>,
     /// One JSON object a line.
     pub json: bool,
     /// This process is one of several that a launcher has started.
@@ -77,6 +83,9 @@ const PATIENCE: f64 = 0.2;
 /// Exit 2 for a plan that cannot be, 3 for files of constants, 5 where a rank is lost; 4 where a result was
 /// wrong.
 pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
+    if let Some((dtype, threads)) = job.kernels {
+        return kernels::kernels(dtype, threads);
+    }
     if job.launched {
         return from_env()?.run(|comm| perform(job, comm));
     }

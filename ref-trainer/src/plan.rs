@@ -20,10 +20,12 @@ use crate::report::{probe, write_named};
 mod cluster_file;
 mod shape_file;
 mod show;
+mod times_file;
 mod toy;
 
 pub use cluster_file::read_cluster;
 pub use shape_file::read_shape;
+pub use times_file::read_times;
 
 /// What is to be planned, and how it is shown.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,7 +62,13 @@ pub enum Form {
 pub fn plan(plan: &Plan) -> Result<String, Failure> {
     let request = &plan.request;
     if plan.steps {
-        let (steps, _) = steps(request)?;
+        let (steps, layout) = steps(request)?;
+        if layout.is_none() {
+            let found = search(request)?;
+            if found.best.is_empty() {
+                return Err(nothing(request, &found));
+            }
+        }
         return Ok(show::steps(&steps));
     }
     let found = search(request)?;

@@ -68,8 +68,10 @@ pub struct Record {
     pub choices: Vec<Choices>,
     /// By rank: bytes sent by group, over all steps.
     pub bytes: Vec<BTreeMap<String, u64>>,
-    /// By rank: bytes allocated by category, over all steps.
+    /// By rank: bytes allocated by category, over all steps; of activations those that forward saved.
     pub memory: Vec<Memory>,
+    /// By rank: the most bytes of activations, with what backward and messages had besides.
+    pub highest: Vec<u64>,
 }
 
 /// A rank of a recorded run.
@@ -174,12 +176,13 @@ where
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;
         let (mut steps, mut held, mut stale) = (Vec::new(), Vec::new(), String::new());
-        let mut choices = Vec::new();
+        let (mut choices, mut saved) = (Vec::new(), 0);
         rank.device.meter().reset_peak();
         for step in 1..=job.steps {
             let done = rank.accumulate(samples, step, false)?;
             let grads = rank.full_grads()?;
             choices.push(done.choices);
+            saved = done.saved.max(saved);
             rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
             let params = rank.full_weights()?;
             if job.dtype.has_masters() && stale.is_empty() {
@@ -203,12 +206,20 @@ where
             .into_iter()
             .map(|(name, t)| (name.to_string(), t.bytes));
         let bytes = bytes.filter(|(_, b)| *b > 0).collect();
-        let memory = counted(rank.device.meter());
+        let memory = counted(rank.device.meter(), saved);
+        let highest = rank.device.meter().peak(Tag::Activation) as u64;
         let tokens = tokens_of(&rank.mesh, rank.rank, &job.batch);
-        Ok::<_, Failure>((steps, held, stale, bytes, memory, (tokens, choices)))
+        Ok::<_, Failure>((
+            steps,
+            held,
+            stale,
+            bytes,
+            (memory, highest),
+            (tokens, choices),
+        ))
     })?;
     let mut record = Record::default();
-    for (steps, held, stale, bytes, memory, (tokens, choices)) in ranks {
+    for (steps, held, stale, bytes, (memory, highest), (tokens, choices)) in ranks {
         for (step, choices) in choices.into_iter().enumerate() {
             if record.choices.len() == step {
                 record.choices.push(no_choices(job));
@@ -219,6 +230,7 @@ where
             record.stale = stale;
         }
         record.memory.push(memory);
+        record.highest.push(highest);
         record.steps.extend(steps);
         record.held.push(held);
         record.bytes.push(bytes);
@@ -226,11 +238,16 @@ where
     Ok(record)
 }
 
-/// What the meter has counted since its peaks were last reset, in the categories that are planned.
-fn counted(meter: &Meter) -> Memory {
-    let planned = [Tag::Param, Tag::Grad, Tag::Optimizer];
+/// What the meter has counted since its peaks were last reset, in the categories that are planned; of
+/// activations what forward had `saved` at the most.
+fn counted(meter: &Meter, saved: u64) -> Memory {
+    let planned = [Tag::Param, Tag::Grad, Tag::Optimizer, Tag::Activation];
     let bytes = planned.map(|tag| {
-        let (at_rest, peak) = (meter.now(tag) as u64, meter.peak(tag) as u64);
+        let peak = match tag {
+            Tag::Activation => saved,
+            _ => meter.peak(tag) as u64,
+        };
+        let at_rest = meter.now(tag) as u64;
         (tag.name().to_string(), Bytes { at_rest, peak })
     });
     bytes.into()

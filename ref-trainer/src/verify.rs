@@ -12,6 +12,7 @@ use std::fmt;
 
 use quintet_collectives::DType;
 use quintet_planner::Layout;
+use quintet_planner::memory::{Activations, routed};
 use quintet_planner::states::{self, Bytes, Memory};
 use quintet_planner::traffic::{self, Routing, WireTypes};
 use serde::Serialize;
@@ -212,6 +213,8 @@ pub struct Evidence {
     pub predicted: BTreeMap<String, u64>,
     /// By rank: bytes held by category, worked out before anything was allocated.
     pub memory: Vec<Memory>,
+    /// By rank: the most bytes of activations that there can be; none where that is not known.
+    pub most: Vec<u64>,
     /// How far roundings took the oracle; nothing in f64, where the bound is a promise.
     pub scatter: Each,
     /// Choices of experts that the oracle made as the layout did because they were ties.
@@ -253,9 +256,11 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
         }
     }
     predicted.retain(|_, bytes| *bytes > 0);
+    let (memory, most) = memory(job, &routing)?;
     Ok(Evidence {
         predicted,
-        memory: predicted_memory(job)?,
+        memory,
+        most,
         ours: match ours {
             Some(ours) => ours,
             None => record(job, samples, Begin::Random)?,
@@ -304,6 +309,26 @@ pub fn predicted_memory(job: &Job) -> Result<Vec<Memory>, Failure> {
         types,
         moments,
     )?)
+}
+
+/// The same with the activations that forward saves over steps that are routed so; and the most that
+/// there can be with what backward and messages have besides, which is a bound without experts alone.
+fn memory(job: &Job, routing: &[Routing]) -> Result<(Vec<Memory>, Vec<u64>), Failure> {
+    let mut memory = predicted_memory(job)?;
+    let mut most = vec![0; memory.len()];
+    for routing in routing {
+        let types = wire_types(job);
+        let ranks = routed(&job.model, &job.layout, &job.batch, types, routing)?;
+        for (rank, Activations { saved, work }) in ranks.into_iter().enumerate() {
+            let held = memory[rank].entry("activations".into()).or_default();
+            held.peak = held.peak.max(saved);
+            most[rank] = (saved + work).max(most[rank]);
+        }
+    }
+    if job.model.moe.is_some() {
+        most.clear();
+    }
+    Ok((memory, most))
 }
 
 /// What the job's types are on the wire.
@@ -588,9 +613,9 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         truth,
         predicted,
         memory,
+        most,
         scatter,
         ties,
-        ..
     } = evidence;
     let bounds = bounds(job, *scatter);
     let (found, worst) = distances(job, &ours.steps, truth);
@@ -612,7 +637,10 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         bits.params &= same(&x.params, &t.params);
     }
     let copies_differ = differing_copies(ours);
-    let memory_differs = differing_memory(memory, &ours.memory);
+    let mut memory_differs = differing_memory(memory, &ours.memory);
+    if memory_differs.is_empty() {
+        memory_differs = beyond(most, &ours.highest);
+    }
     let bytes_counted = traffic::total(&ours.bytes);
     ok &= *predicted == bytes_counted;
     ok &= found.within(&bounds) && routed_equal;
@@ -662,6 +690,19 @@ fn differing_memory(predicted: &[Memory], counted: &[Memory]) -> String {
                     got.peak, got.at_rest, want.peak, want.at_rest
                 );
             }
+        }
+    }
+    String::new()
+}
+
+/// The first rank whose activations went beyond the most that was predicted.
+fn beyond(most: &[u64], highest: &[u64]) -> String {
+    let ranks = most.iter().zip(highest).enumerate();
+    for (rank, (most, highest)) in ranks {
+        if highest > most {
+            return format!(
+                "rank {rank} held {highest} bytes of activations in all, where at most {most} were predicted"
+            );
         }
     }
     String::new()

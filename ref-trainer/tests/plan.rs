@@ -196,6 +196,198 @@ fn what_cannot_be_is_one_sentence_and_exit_2() {
     }
 }
 
+const TIMES: &str = r#"
+[links]
+constants = "constants.txt"
+inside = "shm"
+between = "tcp"
+
+[[gemm]]
+m = 4096
+n = 4096
+k = 4096
+us = 277.8
+
+[[attention]]
+sequences = 1
+tokens = 8192
+heads = 16
+head_dim = 128
+us = 555.6
+"#;
+
+const CONSTANTS: &str = "[shm]
+latency 4e-6
+overhead 1e-6
+send 1048576:1e-11 33554432:1e-11 -:1e-11
+fold 1048576:1e-11 33554432:1e-11 -:1e-11
+[tcp]
+latency 2e-5
+overhead 1e-6
+send 1048576:1e-9 33554432:1e-9 -:1e-9
+fold 1048576:1e-11 33554432:1e-11 -:1e-11
+";
+
+/// What was timed takes the place of what is stated, in the model of time alone.
+#[test]
+fn times_replace_efficiencies() {
+    let dir = folder("plan-times");
+    let (times, constants) = (dir.join("times.toml"), dir.join("constants.txt"));
+    fs::write(&constants, CONSTANTS).unwrap();
+    fs::write(&times, TIMES).unwrap();
+    let line = "--model llama3-8b --gpus 16 --tp 2 --pp 2 --cp 1 --global-batch-size 64 --mbs 1 --recompute none --schedule 1f1b --zero-stage 1";
+    let with = format!("{line} --times {}", times.display());
+    let (code, out, err) = said(&plan(&with));
+    assert_eq!(code, 0, "{err}");
+    // 2 x 4096^3 in 277.8 us are half of the peak; the shape of the curve stays, for one width was timed.
+    assert!(
+        out.contains("products at 52 % of the peak (half of that at width 128)"),
+        "{out}"
+    );
+    // 2 x 8192^2 x 16 x 128 in 555.6 us.
+    assert!(
+        out.contains("attention 50 %") && out.contains("links 100 %"),
+        "{out}"
+    );
+    let of = |line: &str| -> Value {
+        let out = said(&plan(&format!("{line} --json"))).1;
+        serde_json::from_str::<Value>(&out).unwrap()["layouts"][0].clone()
+    };
+    let (stated, timed) = (of(line), of(&with));
+    assert_eq!(stated["memory_bytes"], timed["memory_bytes"]);
+    assert_eq!(stated["traffic"], timed["traffic"]);
+    // The links between nodes are 50 times slower.
+    let slower = |part: &str| timed["seconds"][part].as_f64() > stated["seconds"][part].as_f64();
+    assert!(slower("pp") && slower("dp"), "{stated} {timed}");
+    // A trainer that sends a token once to a node, in 8 bits, waits less for experts.
+    let practice = dir.join("practice.toml");
+    fs::write(
+        &practice,
+        "[practice]\nfp8 = true\ndispatch_bytes = 1\ndispatch_nodes = 4\n",
+    )
+    .unwrap();
+    let line = "--model deepseek-v3 --gpus 2048 --tp 1 --pp 16 --ep 64 --seq-length 4096 --zero-stage 1 --recompute full --schedule dualpipe-v --mbs 1 --cp 1";
+    let (ours, theirs) = (
+        of(line),
+        of(&format!("{line} --times {}", practice.display())),
+    );
+    assert_eq!(ours["memory_bytes"], theirs["memory_bytes"]);
+    let half = |part: &str| {
+        2.0 * theirs["seconds"][part].as_f64().unwrap() < ours["seconds"][part].as_f64().unwrap()
+    };
+    assert!(half("ep"), "{ours} {theirs}");
+}
+
+#[test]
+fn times_that_cannot_be_are_one_sentence_and_exit_2() {
+    let dir = folder("plan-times-refused");
+    fs::write(dir.join("constants.txt"), "[shm]\n").unwrap();
+    let whole = CONSTANTS.split("[tcp]").next().unwrap();
+    fs::write(dir.join("shm.txt"), whole).unwrap();
+    let links = "[links]\nconstants = \"shm.txt\"\ninside = \"shm\"";
+    for (at, (text, more, part)) in [
+        ("[efficiency]\ngem = 0.5", "", "unknown field `gem`"),
+        ("[efficiency]\ngemm = 1.5", "", "gemm is 1.5"),
+        ("[efficiency]\nlink = 0.0", "", "link is 0"),
+        ("[efficiency]\nhalf_width = -1.0", "", "half_width is -1"),
+        ("[efficiency]\nmemory = nan", "", "memory is NaN"),
+        (
+            "[links]\nconstants = \"none.txt\"\ninside = \"shm\"",
+            "",
+            "none.txt cannot be read",
+        ),
+        (
+            "[links]\nconstants = \"constants.txt\"\ninside = \"shm\"",
+            "",
+            "constants.txt",
+        ),
+        (
+            "[links]\nconstants = \"shm.txt\"\ninside = \"unix\"",
+            "",
+            "there are shm",
+        ),
+        (links, "--gpus 16", "between is missing"),
+        ("[practice]\nfp8 = true", "--preset a100", "fp8 peak is 0"),
+        ("[practice]\ndispatch_nodes = 0", "", "at least 1"),
+        (
+            "[[gemm]]\nm = 4096\nn = 4096\nk = 4096\nus = 1.0",
+            "",
+            "times as fast as the cluster's peak",
+        ),
+        ("[[gemm]]\nm = 0\nn = 1\nk = 1\nus = 1.0", "", "above 0"),
+        ("[[memory]]\nbytes = 8", "", "missing field `us`"),
+        ("[[memory]\n", "", "line 1"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = dir.join(format!("{at}.toml"));
+        fs::write(&path, text).unwrap();
+        let (code, out, err) = said(&plan(&format!(
+            "--model llama3-8b {more} --times {}",
+            path.display()
+        )));
+        assert_eq!((code, out.as_str()), (2, ""), "{text}: {err}");
+        assert_eq!(err.lines().count(), 1, "{text}: {err}");
+        assert!(
+            err.contains(part) && err.contains(&format!("{at}.toml")),
+            "{text}: {part} in {err}"
+        );
+    }
+    let (code, _, err) = said(&plan("--model llama3-8b --times /none/times.toml"));
+    assert!(code == 2 && err.contains("cannot be read"), "{err}");
+}
+
+/// Figures that nobody means are refused before they overflow or take forever.
+#[test]
+fn figures_without_measure_are_refused() {
+    let dir = folder("plan-large");
+    let large = |key: &str, value: &str| {
+        let path = dir.join(format!("{key}.json"));
+        let mut keys: serde_json::Map<String, Value> = serde_json::from_str(QWEN3).unwrap();
+        keys.insert(key.into(), serde_json::from_str(value).unwrap());
+        fs::write(&path, Value::Object(keys).to_string()).unwrap();
+        format!("--model {} --gpus 8", path.display())
+    };
+    let most = u64::MAX.to_string();
+    for line in [
+        format!("--model llama3-8b --gpus {most}"),
+        format!("--model llama3-8b --gpus 8 --seq-length {most}"),
+        format!("--model llama3-8b --gpus 8 --global-batch-size {most}"),
+        String::from(
+            "--model llama3-8b --gpus 8 --seq-length 67108864 --global-batch-size 67108864",
+        ),
+        String::from("--model llama3-8b --gpus 8 --seq-length 0"),
+        String::from("--model llama3-8b --gpus 8 --global-batch-size 0"),
+        String::from("--model llama3-8b --gpus 8 --mbs 0"),
+        String::from("--model llama3-8b --gpus 8 --virtual-stages 0"),
+        String::from("--model llama3-8b --gpus 8 --dp 0"),
+        format!("--model llama3-8b --gpus 8 --tp {most}"),
+        format!("--model mixtral-8x7b --gpus 8 --ep {most}"),
+        format!("--model mixtral-8x7b --gpus 8 --etp {most}"),
+        large("hidden_size", "1073741824"),
+        large("num_hidden_layers", "1073741824"),
+        large("num_attention_heads", "1073741824"),
+        large("vocab_size", "1073741824"),
+        large("intermediate_size", "1073741824"),
+        large("head_dim", "1073741824"),
+        large("head_dim", "0"),
+        large("hidden_size", "1e300"),
+        large("hidden_size", "[]"),
+        large("hidden_size", "\"4096\""),
+        large("tie_word_embeddings", "3"),
+        large("layer_types", "{}"),
+    ] {
+        let (code, out, err) = said(&plan(&line));
+        assert_eq!((code, out.as_str()), (2, ""), "{line}: {err}");
+        assert_eq!(err.lines().count(), 1, "{line}: {err}");
+        assert!(!err.contains("panicked"), "{line}: {err}");
+    }
+    // What goes in but does not come out says so too.
+    let (code, _, err) = said(&plan("--model llama3-8b --gpus 8 --html /none/page.html"));
+    assert!(code > 0 && err.lines().count() == 1, "{err}");
+}
+
 #[test]
 fn the_best_shape_runs_at_toy_scale() {
     let (code, out, err) = said(&plan(

@@ -44,9 +44,9 @@ struct GateForward<Buf, Stat> {
 }
 
 impl<Buf, Stat> SharedForward<Buf, Stat> {
-    /// Lets go what is cheap to make again; what was `gathered` stays.
-    pub(super) fn let_go(&mut self, gathered: bool) {
-        self.mlp.let_go(gathered);
+    /// Lets go what is cheap to make again.
+    pub(super) fn let_go(&mut self) {
+        self.mlp.let_go();
         if let Some(gate) = &mut self.gate {
             gate.x.let_go();
         }

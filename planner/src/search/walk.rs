@@ -7,27 +7,18 @@ use alloc::vec::Vec;
 
 use quintet_parallel_layers::pipeline::ScheduleKind;
 
+use super::cost::{Costs, Micro, Sharded};
 use super::reject::Rules;
-use super::{Candidate, Found, Job, Pins, Request, Tightest, flops, space};
-use crate::closed::ByKind;
-use crate::closed::held::{Held, States, activations, units};
-use crate::closed::parts::{self, Parts, Places};
+use super::{Candidate, Found, Pins, Request, Tightest, flops, space};
+use crate::closed::held::{Held, activations};
+use crate::closed::parts;
 use crate::closed::pipeline::{Stage, fullest, stages};
-use crate::closed::sent::{self, Collective, Group, Sums};
 use crate::cluster::Cluster;
-use crate::links::{Lies, seconds};
-use crate::memory::{self, Bytes};
-use crate::time::{Clock, Efficiency, LayerSeconds, StateSeconds, Timed, step, updated, work};
 use crate::{Batch, Invalid, Layout, validate};
-use quintet_parallel_layers::Recompute;
 
 pub(super) struct Walk<'a> {
     request: &'a Request,
-    clock: Clock<'a>,
-    /// The same without latencies, and with every product at the best rate: a microbatch of any
-    /// length takes at least its tokens' share of that.
-    floor: Clock<'a>,
-    lies: Lies,
+    costs: Costs<'a>,
     pipelines: BTreeMap<(usize, usize, usize, usize), Vec<Stage>>,
     rules: Rules,
     /// Schedules that cannot run so many microbatches: how often, and the first.
@@ -35,42 +26,11 @@ pub(super) struct Walk<'a> {
     found: Found,
 }
 
-/// One ZeRO stage of one mesh.
-struct Sharded {
-    zero: u8,
-    states: States,
-    /// Of one microbatch, where they are summed or gathered for each.
-    seconds: ByKind<StateSeconds>,
-    updated: ByKind<u64>,
-}
-
-/// One microbatch of one way through one mesh.
-struct Micro {
-    units: ByKind<Bytes>,
-    layers: ByKind<LayerSeconds>,
-    /// Bytes of a message to a neighbour, and its seconds.
-    message: (u64, f64),
-}
-
 impl<'a> Walk<'a> {
     /// `swift` is the request's cluster without latencies.
     pub(super) fn new(request: &'a Request, swift: &'a Cluster) -> Self {
-        let cluster = &request.cluster;
         Self {
-            floor: Clock {
-                cluster: swift,
-                peak: request.job.peak(cluster),
-                efficiency: Efficiency {
-                    half_width: 0.0,
-                    ..request.efficiency
-                },
-            },
-            clock: Clock {
-                cluster,
-                peak: request.job.peak(cluster),
-                efficiency: request.efficiency,
-            },
-            lies: Lies::default(),
+            costs: Costs::new(request, swift),
             pipelines: BTreeMap::new(),
             rules: Rules::default(),
             stuck: BTreeMap::new(),
@@ -148,7 +108,7 @@ impl<'a> Walk<'a> {
                 ..mesh.clone()
             };
             let parts = parts::by_kind(&request.shape, &mesh);
-            let sharded = self.sharded(&mesh, &parts);
+            let sharded = self.costs.sharded(&mesh, &parts);
             for (cp_comm, ulysses_degree) in space::contexts(mesh.cp, &request.pins) {
                 let mesh = Layout {
                     cp_comm,
@@ -156,7 +116,7 @@ impl<'a> Walk<'a> {
                     ..mesh.clone()
                 };
                 if self.can_be(&mesh, &smallest) {
-                    let floor = self.floor(&mesh, &smallest);
+                    let floor = self.costs.floor(&mesh, &smallest);
                     if floor < self.bar(best.as_ref()) {
                         self.microbatches(&mesh, &sharded, &mut best);
                     } else {
@@ -172,47 +132,6 @@ impl<'a> Walk<'a> {
             self.found.meshes += 1;
             self.keep(best);
         }
-    }
-
-    /// Seconds that a step takes at least, however long microbatches are and whatever the schedule.
-    fn floor(&mut self, mesh: &Layout, batch: &Batch) -> f64 {
-        let (shape, types) = (&self.request.shape, self.request.job.types);
-        let flows = sent::by_kind(shape, mesh, batch, types, Sums::Least);
-        let works = work(shape, mesh, batch, types.storage.bytes());
-        let (floor, lies) = (&self.floor, &mut self.lies);
-        let mut layer = |work, flows: &[_]| floor.layer(lies, (shape, mesh), work, flows, [0.0; 3]);
-        let (dense, moe) = (
-            layer(&works.dense, &flows.dense),
-            layer(&works.moe, &flows.moe),
-        );
-        // Longer microbatches may fall into rows a little more evenly.
-        0.99 * self.at_least(&dense, &moe, mesh, batch)
-    }
-
-    /// Seconds of a stage with the mean number of blocks, which the slowest one needs at least.
-    fn at_least(
-        &self,
-        dense: &LayerSeconds,
-        moe: &LayerSeconds,
-        mesh: &Layout,
-        batch: &Batch,
-    ) -> f64 {
-        let m = self.config();
-        let first = m.moe.map_or(m.layers, |moe| moe.first_dense.min(m.layers));
-        let shown = 1.0 - self.request.efficiency.hidden;
-        let of = |l: &LayerSeconds| {
-            l.forward
-                + l.input
-                + l.weight
-                + l.again
-                + l.tp[0]
-                + l.tp[1]
-                + l.cp[0]
-                + l.cp[1]
-                + shown * (l.ep[0] + l.ep[1])
-        };
-        let blocks = first as f64 * of(dense) + (m.layers - first) as f64 * of(moe);
-        (batch.microbatches() / mesh.dp) as f64 * blocks / mesh.pp as f64
     }
 
     /// The seconds below which a way must stay to be of interest: of its mesh, and of those kept.
@@ -238,40 +157,6 @@ impl<'a> Walk<'a> {
         let at = best.partition_point(|other| other.time.total() <= time);
         best.insert(at, candidate);
         best.truncate(self.request.keep.max(1));
-    }
-
-    /// Model states under every ZeRO stage that makes a difference.
-    fn sharded(&mut self, mesh: &Layout, parts: &ByKind<Parts>) -> Vec<Sharded> {
-        let (request, places) = (self.request, Places::of(mesh));
-        let Job { types, moments, .. } = request.job;
-        let alone = places.dense == 1 && places.experts == 1;
-        let mut all = Vec::new();
-        for zero in 0..=(if alone { 0 } else { 3 }) {
-            if !Pins::free(request.pins.zero_stage, zero) {
-                continue;
-            }
-            let layout = Layout {
-                zero_stage: zero,
-                ..mesh.clone()
-            };
-            let seconds = |walk: &mut Self, parts: &Parts| {
-                let flows = sent::states(parts, &layout, &request.shape, (types, Sums::Least), 1);
-                walk.clock
-                    .states(&mut walk.lies, (&request.shape, &layout), &flows)
-            };
-            all.push(Sharded {
-                zero,
-                states: States::new(parts, places, zero, types, moments),
-                seconds: ByKind {
-                    embed: seconds(self, &parts.embed),
-                    dense: seconds(self, &parts.dense),
-                    moe: seconds(self, &parts.moe),
-                    head: seconds(self, &parts.head),
-                },
-                updated: parts.map(|parts| updated(&parts, places, zero)),
-            });
-        }
-        all
     }
 
     fn microbatches(&mut self, mesh: &Layout, sharded: &[Sharded], best: &mut Option<Candidate>) {
@@ -308,9 +193,9 @@ impl<'a> Walk<'a> {
                     recompute,
                     ..mesh.clone()
                 };
-                let micro = self.micro(&mesh, &batch);
+                let micro = self.costs.micro(&mesh, &batch);
                 let (dense, moe) = (&micro.layers.dense, &micro.layers.moe);
-                if self.at_least(dense, moe, &mesh, &batch) >= self.bar(best.as_ref()) {
+                if self.costs.at_least(dense, moe, &mesh, &batch) >= self.bar(best.as_ref()) {
                     self.slower(schedules.len() * sharded.len());
                     fits = true;
                     continue;
@@ -338,48 +223,6 @@ impl<'a> Walk<'a> {
             if !fits {
                 break;
             }
-        }
-    }
-
-    fn micro(&mut self, layout: &Layout, batch: &Batch) -> Micro {
-        let (shape, types) = (&self.request.shape, self.request.job.types);
-        let width = types.storage.bytes();
-        let units = units(shape, layout, batch, types);
-        let flows = sent::by_kind(shape, layout, batch, types, Sums::Least);
-        let works = work(shape, layout, batch, width);
-        let again = match layout.recompute {
-            Recompute::None => [0.0; 3],
-            // What is cheap passes through memory once.
-            Recompute::Selective => [0.0, 0.0, 0.5],
-            Recompute::Full => [1.0; 3],
-        };
-        let place = Group::Pp.place(shape, layout);
-        let message = memory::message(&shape.config, layout, batch, types);
-        let lie = self.lies.of(place, self.clock.cluster);
-        let mut layer = |work, flows: &[_], block: bool| {
-            let again = if block { again } else { [0.0; 3] };
-            self.clock
-                .layer(&mut self.lies, (shape, layout), work, flows, again)
-        };
-        Micro {
-            layers: ByKind {
-                embed: layer(&works.embed, &flows.embed, false),
-                dense: layer(&works.dense, &flows.dense, true),
-                moe: layer(&works.moe, &flows.moe, true),
-                head: layer(&works.head, &flows.head, false),
-            },
-            units,
-            message: (
-                message,
-                seconds(
-                    self.clock.cluster,
-                    lie,
-                    Collective::Send,
-                    message as f64,
-                    layout.pp,
-                    self.clock.efficiency.link,
-                ),
-            ),
         }
     }
 
@@ -434,7 +277,7 @@ impl<'a> Walk<'a> {
             }
             fits = true;
             self.found.fitting += 1;
-            let time = self.time(&layout, &stages, zero, micro, microbatches);
+            let time = self.costs.time(&layout, &stages, zero, micro, microbatches);
             if best
                 .as_ref()
                 .is_none_or(|best| time.total() < best.time.total())
@@ -481,39 +324,6 @@ impl<'a> Walk<'a> {
                 None
             }
         }
-    }
-
-    /// The step of the slowest of these stages.
-    fn time(
-        &self,
-        layout: &Layout,
-        stages: &[Stage],
-        zero: &Sharded,
-        micro: &Micro,
-        microbatches: usize,
-    ) -> crate::time::StepTime {
-        let m = microbatches as f64;
-        let states = zero.seconds.map(|s| StateSeconds {
-            forward: s.forward * m,
-            backward: s.backward * m,
-            ..s
-        });
-        let mut slowest = crate::time::StepTime::default();
-        for stage in stages {
-            let timed = Timed {
-                stage,
-                microbatches: microbatches as u64,
-                layers: &micro.layers,
-                states: &states,
-                message: micro.message.1,
-                updated: stage.layers.sum(&zero.updated) as f64,
-            };
-            let time = step(&self.clock, layout, &timed);
-            if time.total() > slowest.total() {
-                slowest = time;
-            }
-        }
-        slowest
     }
 }
 

@@ -11,6 +11,8 @@ use crate::{Batch, Layout};
 pub struct Work {
     /// Of products.
     pub products: f64,
+    /// Those of them that some trainers take in 8 bits: all but the router's and the head's.
+    pub blocks: f64,
     /// Narrowest side of the products that are most of it.
     pub width: f64,
     /// Of attention proper.
@@ -44,8 +46,10 @@ pub fn work(shape: &Shape, layout: &Layout, batch: &Batch, element: usize) -> By
     let attention = 4.0 * q * seen * t;
     // Two norms, two residuals and the rotation; the MLP's activation beside them.
     let around = e * (10.0 * r * h + 2.0 * t * (q + kv));
+    let products = 2.0 * t * (heads + matrices * f * h);
     let dense = Work {
-        products: 2.0 * t * (heads + matrices * f * h),
+        products,
+        blocks: products,
         width: t.min(h).min(f),
         attention,
         bytes: around + e * matrices * t * f,
@@ -59,10 +63,10 @@ pub fn work(shape: &Shape, layout: &Layout, batch: &Batch, element: usize) -> By
         let here = (moe.experts / layout.ep.max(1)).max(1) as f64;
         // Rows that come to one expert from all ranks that share it.
         let each = rows * layout.ep as f64 / (here * layout.ep as f64);
+        let blocks = 2.0 * t * (heads + 3.0 * shared * h) + 6.0 * rows * wide * h;
         Work {
-            products: 2.0 * t * (heads + 3.0 * shared * h)
-                + 2.0 * t / tp * (moe.experts as f64) * h
-                + 6.0 * rows * wide * h,
+            products: blocks + 2.0 * t / tp * (moe.experts as f64) * h,
+            blocks,
             width: each.min(h).min(wide).max(1.0),
             attention,
             bytes: around + e * (3.0 * t * shared + rows * (3.0 * wide + 4.0 * h)),
@@ -79,6 +83,7 @@ pub fn work(shape: &Shape, layout: &Layout, batch: &Batch, element: usize) -> By
         moe,
         head: Work {
             products: 2.0 * t * h * v,
+            blocks: 0.0,
             width: t.min(h).min(v),
             attention: 0.0,
             bytes: e * (4.0 * r * h + 3.0 * t * v),

@@ -100,6 +100,27 @@ fn counts(
     counts
 }
 
+/// Rows of one microbatch in one layer: those that a rank sends, and those that its experts (or its
+/// parts of them) are given, where `all` gives the experts of all pairs of a rank's microbatch.
+pub(crate) fn arriving<'a>(
+    moe: &MoeConfig,
+    mesh: &DeviceMesh,
+    rank: usize,
+    batch: &Batch,
+    all: &impl Fn(usize) -> &'a [i32],
+) -> (usize, usize) {
+    let of = |rank: usize| counts(moe, mesh, rank, batch, all(rank));
+    let here = moe.experts / mesh.degree(Axis::Ep).max(1);
+    let arrived = |rank: usize| -> usize {
+        let first = mesh.index(rank, Axis::Ep) * here;
+        let sources = mesh.group(rank, &[mesh.factor(Axis::Ep)]).into_iter();
+        let each = sources.map(|r| of(r).iter().skip(first).take(here).sum::<usize>());
+        each.sum()
+    };
+    let parts = mesh.group(rank, &[mesh.factor(Axis::Etp)]).into_iter();
+    (of(rank).iter().sum(), parts.map(arrived).sum())
+}
+
 /// The tokens of a microbatch, by their number in it, that a rank sends to experts, in its order:
 /// sequences are cut over cp in zigzag, what is left over tp in runs.
 #[must_use]

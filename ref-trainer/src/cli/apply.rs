@@ -11,10 +11,10 @@ use super::args::{
     BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
 };
 use super::refuse;
-use super::words::{DtypeWord, ReductionOrder, Schedule};
+use super::words::{ReductionOrder, Schedule};
 use crate::checkpoint::job_of;
 use crate::failure::Failure;
-use crate::job::{DataSource, Dtype, Job};
+use crate::job::{DataSource, Job};
 use crate::model_config::Model;
 
 /// Where a job starts from.
@@ -121,13 +121,7 @@ fn parts(
         share_experts(&mut job.layout, job.model.moe.as_ref());
     }
     lengths(base, batch);
-    if let Some(dtype) = device.dtype {
-        base.job.dtype = match dtype {
-            DtypeWord::F64 => Dtype::F64,
-            DtypeWord::F32 => Dtype::F32,
-            DtypeWord::Bf16 => Dtype::Bf16,
-        };
-    }
+    set(&mut base.job.dtype, device.dtype.map(Into::into));
     set(&mut base.job.device, device.device.map(Into::into));
     set(&mut base.job.threads_per_rank, device.threads_per_rank);
     Ok(())

@@ -7,13 +7,15 @@ use quintet_collectives::Order;
 use quintet_collectives::bench::{Bench, OPERATIONS};
 use quintet_collectives::plan::Operation;
 
-use super::words::{ReductionOrder, Transport, spelt};
+use super::words::{DtypeWord, ReductionOrder, Transport, spelt};
 use crate::bench::{BenchJob, Over, operation};
 use crate::failure::Failure;
+use crate::job::Dtype;
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
-    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all
+    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all; or
+    /// kernels, which prints what quintet plan --times reads
     #[arg(value_name = "OP", required_unless_present = "calibrate")]
     op: Option<String>,
     /// Ranks to start; under a launcher they are its
@@ -58,6 +60,12 @@ pub(super) struct BenchArgs {
     /// Measure those constants for this transport
     #[arg(long, conflicts_with = "op")]
     calibrate: bool,
+    /// Of kernels: type of the operands [default: f32]
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeWord>,
+    /// Of kernels: threads [default: 1]
+    #[arg(long, value_name = "N")]
+    threads_per_rank: Option<std::num::NonZeroUsize>,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
@@ -69,8 +77,9 @@ impl BenchArgs {
     /// # Errors
     /// Exit 2 for an operation or a transport that is none.
     pub(super) fn job(self, launched: bool) -> Result<BenchJob, Failure> {
+        let kernels = self.kernels()?;
         let op = match self.op.as_deref() {
-            None => Operation::AllReduce,
+            None | Some(KERNELS) => Operation::AllReduce,
             Some(name) => operation(name).ok_or_else(|| {
                 let known: Vec<&str> = OPERATIONS.iter().map(|op| op.name()).collect();
                 Failure::usage(format!(
@@ -122,11 +131,37 @@ impl BenchArgs {
             overrides: self.overrides,
             constants: self.constants,
             calibrate: self.calibrate,
+            kernels,
             json: self.json,
             launched,
         })
     }
 }
+
+impl BenchArgs {
+    /// Whether kernels are to be timed, in which type and on how many threads.
+    fn kernels(&self) -> Result<Option<(Dtype, usize)>, Failure> {
+        if self.op.as_deref() != Some(KERNELS) {
+            if self.dtype.is_some() || self.threads_per_rank.is_some() {
+                return Err(Failure::usage(
+                    "--dtype and --threads-per-rank are of kernels; collectives are measured in f32",
+                ));
+            }
+            return Ok(None);
+        }
+        if self.json {
+            return Err(Failure::usage(
+                "times of kernels are printed as TOML, which quintet plan --times reads; leave out --json",
+            ));
+        }
+        let dtype = self.dtype.map_or(Dtype::F32, Into::into);
+        let threads = self.threads_per_rank.map_or(1, std::num::NonZeroUsize::get);
+        Ok(Some((dtype, threads)))
+    }
+}
+
+/// In the place of an operation.
+const KERNELS: &str = "kernels";
 
 /// A number of bytes with k, M or G of 1024.
 fn bytes(text: &str) -> Result<usize, String> {

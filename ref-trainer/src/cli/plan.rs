@@ -7,12 +7,12 @@ use quintet_collectives::DType;
 use quintet_planner::cluster::{Cluster, PRESETS};
 use quintet_planner::flops::Causal;
 use quintet_planner::search::{Job, Pins, Request};
-use quintet_planner::time::Efficiency;
+use quintet_planner::time::{Efficiency, Practice};
 use quintet_planner::traffic::WireTypes;
 
 use super::words::{CpWord, DtypeWord, Optimizer, RecomputeWord, Schedule};
 use crate::failure::Failure;
-use crate::plan::{Form, Plan, read_cluster, read_shape};
+use crate::plan::{Form, Plan, read_cluster, read_shape, read_times};
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct PlanArgs {
@@ -29,6 +29,10 @@ pub(super) struct PlanArgs {
     /// A cluster of your own; the keys are in docs/plan.md
     #[arg(long, value_name = "FILE.toml")]
     cluster: Option<PathBuf>,
+    /// What kernels and links were measured to take, in place of the stated efficiencies; the keys are in
+    /// docs/plan.md
+    #[arg(long, value_name = "FILE.toml")]
+    times: Option<PathBuf>,
     /// Tokens of a sequence [default: 8192, or what the model is made for if that is less]
     #[arg(long, visible_alias = "seq-len", value_name = "N")]
     seq_length: Option<usize>,
@@ -178,14 +182,18 @@ impl PlanArgs {
             },
             ..Job::bf16(seq, global_batch)
         };
-        let request = Request {
+        let mut request = Request {
             shape,
             cluster: self.cluster()?,
             job,
             pins: self.pins(),
             efficiency: Efficiency::default(),
+            practice: Practice::default(),
             keep: self.top.unwrap_or(10).max(1),
         };
+        if let Some(path) = &self.times {
+            read_times(path, &mut request)?;
+        }
         let form = match (self.json, self.csv) {
             (true, _) => Form::Json,
             (_, true) => Form::Csv,

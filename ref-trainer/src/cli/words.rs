@@ -8,7 +8,7 @@ use quintet_parallel_layers::pipeline::ScheduleKind;
 
 use quintet_planner::CpComm;
 
-use crate::job::{Decay, DeviceKind, LogFormat, OptimizerKind};
+use crate::job::{Decay, DeviceKind, Dtype, LogFormat, OptimizerKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Schedule {
@@ -150,6 +150,16 @@ pub(super) enum DtypeWord {
     F32,
     /// Parameters and activations; master weights, gradients and sums in f32
     Bf16,
+}
+
+impl From<DtypeWord> for Dtype {
+    fn from(word: DtypeWord) -> Self {
+        match word {
+            DtypeWord::F64 => Self::F64,
+            DtypeWord::F32 => Self::F32,
+            DtypeWord::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -52,6 +52,16 @@ struct FileLink {
     latency_us: f64,
 }
 
+/// What is wrong in a TOML text, in one line, with the number of the line it is in.
+pub(super) fn toml_error(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(String::new(), |before| {
+        format!(" (line {})", before.matches('\n').count() + 1)
+    });
+    let said: Vec<&str> = error.message().lines().map(str::trim).collect();
+    format!("{}{line}", said.join("; "))
+}
+
 fn four() -> f64 {
     4.0
 }
@@ -64,13 +74,7 @@ pub fn read_cluster(path: &Path) -> Result<Cluster, Failure> {
     let shown = path.display();
     let said = |what: String| Failure::usage(format!("cluster {shown}: {what}"));
     let text = std::fs::read_to_string(path).map_err(|e| said(format!("cannot be read ({e})")))?;
-    let file: File = toml::from_str(&text).map_err(|e| {
-        let line = e
-            .span()
-            .map(|span| text[..span.start.min(text.len())].lines().count().max(1));
-        let line = line.map_or(String::new(), |line| format!(" (line {line})"));
-        said(format!("{}{line}", e.message()))
-    })?;
+    let file: File = toml::from_str(&text).map_err(|e| said(toml_error(&text, &e)))?;
     let link = |link: FileLink| Link {
         bandwidth: link.gbps * 1e9,
         latency: link.latency_us * 1e-6,

@@ -111,7 +111,6 @@ const KNOWN: &[&str] = &[
     "finetuning_task",
     "task_specific_params",
     "name_or_path",
-    "head_size",
 ];
 
 /// A model by name, one of the trainer's presets, or a `config.json` (or its folder).
@@ -204,10 +203,12 @@ impl Keys<'_> {
                 "{key} is a key that is not known here, and it may change the shape; remove it, or correct it"
             ));
         }
+        self.plain()?;
         let (hidden, heads) = (self.need("hidden_size")?, self.need("num_attention_heads")?);
         let latent = self.latent(kind)?;
         let head_dim = match (latent, self.maybe("head_dim")?) {
             (Some(latent), _) => latent.mean_dim(),
+            (None, Some(0)) => return Err("head_dim is 0; it must be at least 1".into()),
             (None, Some(len)) => len,
             (None, None) if hidden.is_multiple_of(heads) => hidden / heads,
             (None, None) => {
@@ -254,6 +255,34 @@ impl Keys<'_> {
         })
     }
 
+    /// Refuses keys of which one value alone is planned for.
+    ///
+    /// # Errors
+    /// The key that has another.
+    fn plain(&self) -> Result<(), String> {
+        if self.flag("mlp_bias", false)? {
+            return Err("mlp_bias is true; MLPs are planned for without biases".into());
+        }
+        let list = |key: &str| match self.get(key) {
+            None => Ok(&[][..]),
+            Some(Value::Array(all)) => Ok(all.as_slice()),
+            Some(value) => Err(format!("{key} is {value}; it must be a list")),
+        };
+        if let Some(layer) = list("mlp_only_layers")?.first() {
+            return Err(format!(
+                "mlp_only_layers names layer {layer}; every layer after the first dense ones has experts here"
+            ));
+        }
+        let kinds = list("layer_types")?;
+        if let Some(other) = kinds.iter().find(|kind| Some(*kind) != kinds.first()) {
+            return Err(format!(
+                "layer_types has {} and {other}; all layers are planned for alike",
+                kinds[0]
+            ));
+        }
+        Ok(())
+    }
+
     fn latent(&self, kind: &str) -> Result<Option<Latent>, String> {
         if kind != "deepseek_v3" {
             return Ok(None);
@@ -291,7 +320,13 @@ impl Keys<'_> {
                 ));
             }
         }
-        let mut moe = MoeConfig::new(experts, self.need("num_experts_per_tok")?, width);
+        let topk = self.need("num_experts_per_tok")?;
+        if topk > experts {
+            return Err(format!(
+                "num_experts_per_tok {topk} is more than the {experts} experts"
+            ));
+        }
+        let mut moe = MoeConfig::new(experts, topk, width);
         if kind == "deepseek_v3" {
             moe.selection_bias = true;
             moe.shared_ffn = self.maybe("n_shared_experts")?.unwrap_or(0) * width;
@@ -341,6 +376,14 @@ mod tests {
             ("num_hidden_layers", Value::from(0), "at least 1"),
             ("num_hidden_layers", Value::from(-1), "whole number"),
             ("moe_layer_freq", Value::from(2), "moe_layer_freq is not 1"),
+            ("mlp_bias", Value::from(true), "without biases"),
+            ("mlp_only_layers", Value::from(vec![3]), "names layer 3"),
+            (
+                "layer_types",
+                Value::from(vec!["full_attention", "sliding_attention"]),
+                "planned for alike",
+            ),
+            ("num_experts_per_tok", Value::from(257), "more than the 256"),
         ] {
             let error = read(|keys| drop(keys.insert(key.into(), value))).unwrap_err();
             assert!(error.contains(said), "{error}");

@@ -144,6 +144,11 @@ fn narrow(draw: &Draw, outcome: &Outcome) -> Result<Held, String> {
         "gradients" | "routing" => v.bounds.grads >= most,
         // What is sent to experts is predicted from the oracle's choices.
         "bytes" => v.bounds.grads >= most && !v.routed_equal,
+        // And what their rows take.
+        "memory" => {
+            let rows = v.memory_differs.contains("of activations");
+            rows && v.bounds.grads >= most && !v.routed_equal
+        }
         _ => false,
     };
     let found: Vec<_> = outcome.found().into_iter().filter(|w| !chaos(w)).collect();

@@ -104,9 +104,10 @@ impl Layer<'_> {
         if self.layout.sequence_parallel {
             let first = self.tokens.div_ceil(n) * h;
             let (gather, scatter) = ((n - 1) * first * width, (self.tokens * h - first) * width);
+            // What entered is gathered again for the gradients of the weights.
             for (when, gathers, scatters) in [
                 (When::Forward, enters, leaves),
-                (When::Backward, leaves, enters),
+                (When::Backward, leaves + enters, enters),
             ] {
                 self.push(flows, (Group::Tp, AllGather, when), gather, gathers);
                 self.push(flows, (Group::Tp, ReduceScatter, when), scatter, scatters);
