@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A rank that fails is waited for by the others for a moment, so that they can say whom they lost;
-//! then they are asked to end, and then killed. SIGINT, SIGTERM and SIGHUP are passed on.
+//! then they are asked to end, and then killed. SIGINT, SIGTERM and SIGHUP are passed on. What ranks
+//! print can be looked at on its way ([`Launch::listen`]).
 
 use std::{
     ffi::{OsStr, OsString},
@@ -52,13 +53,26 @@ pub struct Launch {
     args: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
     patience: Duration,
+    signals_wait: bool,
     bare: bool,
+    ear: Ear,
+}
+
+/// Who looks at what ranks print.
+#[derive(Clone)]
+struct Ear(Arc<dyn Fn(usize, &[u8]) -> bool + Send + Sync>);
+
+impl core::fmt::Debug for Ear {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Ear")
+    }
 }
 
 /// How a launch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// The rank that failed first; none where all ended well or a signal came.
+    /// The rank that failed first, one that a signal ended before all that ended by themselves; none
+    /// where all ended well or a signal came.
     pub first: Option<usize>,
     /// Its exit code, if it had one.
     pub exit: Option<i32>,
@@ -88,8 +102,26 @@ impl Launch {
             args: Vec::new(),
             variables: Vec::new(),
             patience: Duration::from_secs(2),
+            signals_wait: false,
             bare: false,
+            ear: Ear(Arc::new(|_, _| true)),
         }
+    }
+
+    /// `ear` is given each line that a rank prints, to stdout or stderr, and says whether it is
+    /// printed here. It is called on a thread of that rank's output.
+    #[must_use]
+    pub fn listen(mut self, ear: impl Fn(usize, &[u8]) -> bool + Send + Sync + 'static) -> Self {
+        self.ear = Ear(Arc::new(ear));
+        self
+    }
+
+    /// A first signal is passed on and nothing more: the ranks take the time they need to end. The
+    /// second kills them.
+    #[must_use]
+    pub fn signals_wait(mut self) -> Self {
+        self.signals_wait = true;
+        self
     }
 
     /// Whose output is printed as it is, without the rank before each line.
@@ -158,9 +190,9 @@ impl Launch {
             (PARENT, std::process::id().to_string()),
         ];
         for rank in 0..self.ranks {
-            ranks.start(self.command(rank, &common), rank, self.bare)?;
+            ranks.start(self.command(rank, &common), rank, self)?;
         }
-        let ended = ranks.wait(&signals, self.patience);
+        let ended = ranks.wait(&signals, self);
         drop(ranks);
         drop(store);
         Ok(ended)
@@ -229,11 +261,15 @@ struct Rank {
 }
 
 impl Ranks {
-    fn start(&mut self, mut command: Command, rank: usize, bare: bool) -> Result<()> {
-        let prefix = if bare {
+    fn start(&mut self, mut command: Command, rank: usize, launch: &Launch) -> Result<()> {
+        let prefix = if launch.bare {
             String::new()
         } else {
             format!("[{rank}] ")
+        };
+        let ear = || {
+            let ear = launch.ear.0.clone();
+            move |line: &[u8]| ear(rank, line)
         };
         let started = command.spawn().map_err(|e| Error::System {
             what: "start a rank",
@@ -244,10 +280,10 @@ impl Ranks {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let mut printers = Vec::new();
         if let Some(out) = out {
-            printers.extend(printer(&prefix, out, false));
+            printers.extend(printer(&prefix, out, ear(), false));
         }
         if let Some(err) = err {
-            printers.extend(printer(&prefix, err, true));
+            printers.extend(printer(&prefix, err, ear(), true));
         }
         self.children.push(Rank {
             #[cfg(target_os = "linux")]
@@ -264,7 +300,8 @@ impl Ranks {
         Ok(())
     }
 
-    fn wait(&mut self, signals: &Signals, patience: Duration) -> Ended {
+    fn wait(&mut self, signals: &Signals, launch: &Launch) -> Ended {
+        let patience = launch.patience;
         let mut ended = Ended {
             first: None,
             exit: None,
@@ -280,6 +317,11 @@ impl Ranks {
                     (ended.exit, ended.signal) = (status.code(), status.signal());
                     let ask = Instant::now() + patience;
                     steps.get_or_insert((ask, ask + patience));
+                } else if status.signal().is_some() && ended.exit.is_some() && !asked {
+                    // Nobody here sent it: those that ended by themselves have lost this one, and
+                    // were only seen earlier.
+                    ended.first = Some(rank);
+                    (ended.exit, ended.signal) = (None, status.signal());
                 }
             }
             if self.children.iter().all(|rank| rank.status.is_some()) {
@@ -292,8 +334,11 @@ impl Ranks {
                 }
                 let now = Instant::now();
                 // The second one means it.
-                let kill = if asked { now } else { now + 2 * patience };
-                steps = Some((now, kill));
+                if asked {
+                    steps = Some((now, now));
+                } else if !launch.signals_wait {
+                    steps = Some((now, now + 2 * patience));
+                }
                 asked = true;
             }
             if let Some((ask, kill)) = steps {
@@ -425,6 +470,7 @@ impl Guardian {
 fn printer(
     prefix: &str,
     from: impl Read + Send + 'static,
+    ear: impl Fn(&[u8]) -> bool + Send + 'static,
     to_stderr: bool,
 ) -> Option<thread::JoinHandle<()>> {
     let prefix = prefix.to_string();
@@ -442,6 +488,9 @@ fn printer(
             }
             if line.last() != Some(&b'\n') {
                 line.push(b'\n');
+            }
+            if !ear(&line[prefix.len()..]) {
+                continue;
             }
             // Nobody may be listening any more; the rank must not be held up by that.
             let _ = if to_stderr {

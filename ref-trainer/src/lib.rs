@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod compare;
 pub mod convert;
+pub mod crew;
 pub mod data;
 pub mod eval;
 pub mod failure;

@@ -1,17 +1,19 @@
-//! Training: ranks as threads, steps reported as they end, and at the end the proof.
+//! Training: ranks as threads or processes, steps reported as they end, and at the end the proof.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use quintet_collectives::transport::local::World;
-use quintet_collectives::{Communicator, ReduceOp, recorder, transport::local::Local};
+use quintet_collectives::{Communicator, ReduceOp, Transport, recorder};
 use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag, bf16};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+use serde::{Deserialize, Serialize};
 
+use crate::crew::{Crew, Work};
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
@@ -34,8 +36,10 @@ enum News {
 }
 
 /// What a rank leaves when the run ends well.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 struct Left {
+    /// Rank 0's alone.
+    #[serde(skip)]
     proofs: Vec<Proof>,
     /// Bytes sent in training steps, by group.
     bytes: BTreeMap<String, u64>,
@@ -45,8 +49,8 @@ struct Left {
     seen: Vec<Seen>,
 }
 
-/// Trains as the job says; prints, writes the run's folder and, where the job asks for it, proves
-/// the run against one device.
+/// Trains as the job says; where rank 0 is, prints, writes the run's folder and, where the job asks
+/// for it, proves the run against one device.
 ///
 /// # Errors
 /// The first cause that ended the run; a proof that fails.
@@ -57,45 +61,15 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         Some(root) => crate::checkpoint::steps_done(job, samples.corpus(), root)?,
         None => 0,
     };
-    let _saving = match &job.save {
-        Some(root) => {
-            crate::checkpoint::probe(root)?;
-            Some(Lock::folder(root, "save")?)
+    let ran = Crew::with(job, samples.corpus(), |crew| {
+        if crew.leads() {
+            lead(crew, job, &samples, done, stop)
+        } else {
+            run(crew, job, &samples, done, stop, None).map(|_| None)
         }
-        None => None,
-    };
-    let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
-    let (sender, news) = channel();
-    let ran = std::thread::scope(|scope| {
-        let ranks = scope.spawn(|| match job.dtype {
-            Dtype::F64 => run::<f64>(job, &samples, done, stop, sender),
-            Dtype::F32 => run::<f32>(job, &samples, done, stop, sender),
-            Dtype::Bf16 => run::<bf16>(job, &samples, done, stop, sender),
-        });
-        let mut written = Ok(());
-        for item in news {
-            // A console that fails stops the run, but the ranks come to their end together.
-            let shown = match item {
-                News::Step(report) => reporter.step(&report),
-                News::Note(text) => reporter.note(&text),
-            };
-            if shown.is_err() && written.is_ok() {
-                written = shown;
-                stop.store(true, Ordering::Relaxed);
-            }
-        }
-        let left = ranks
-            .join()
-            .unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
-        written.and(left)
-    });
-    let left = match ran {
-        Ok(left) => left,
-        Err(failure) => {
-            // What ended the run is what is said; that stdout is lost too is not.
-            let _ = reporter.finish(None, &[]);
-            return Err(failure);
-        }
+    })?;
+    let Some((reporter, left)) = ran else {
+        return Ok(Exit::Fine);
     };
     if left.stopped || !job.prove {
         reporter.finish(None, &left.seen)?;
@@ -115,69 +89,165 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
     }
 }
 
-/// Starts the ranks and joins what they leave.
-fn run<E: Scalar>(
+/// Runs what ranks are here, rank 0 among them, and reports the steps beside it.
+fn lead(
+    crew: &Crew,
     job: &Job,
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
-    sender: Sender<News>,
-) -> Result<Left, Failure> {
-    let sender = std::sync::Mutex::new(Some(sender));
-    let epoch = Instant::now();
-    let world = World::new(job.layout.world())?;
-    let ranks = world.go(|comm| {
-        let mut taken = None;
-        if comm.rank() == 0 {
-            taken = sender.lock().ok().and_then(|mut s| s.take());
+) -> Result<Option<(Reporter, Left)>, Failure> {
+    let _saving = match &job.save {
+        Some(root) => {
+            crate::checkpoint::probe(root)?;
+            Some(Lock::folder(root, "save")?)
         }
-        let comm = match &job.recorder {
+        None => None,
+    };
+    let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
+    let (sender, news) = channel();
+    let ran = std::thread::scope(|scope| {
+        let ranks = scope.spawn(|| run(crew, job, samples, done, stop, Some(sender)));
+        let mut written = Ok(());
+        for item in news {
+            // A console that fails stops the run, but the ranks come to their end together.
+            let shown = match item {
+                News::Step(report) => reporter.step(&report),
+                News::Note(text) => reporter.note(&text),
+            };
+            if shown.is_err() && written.is_ok() {
+                written = shown;
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+        let left = ranks
+            .join()
+            .unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
+        written.and(left)
+    });
+    match ran {
+        Ok(left) => Ok(left.map(|left| (reporter, left))),
+        Err(failure) => {
+            // What ended the run is what is said; that stdout is lost too is not.
+            let _ = reporter.finish(None, &[]);
+            Err(failure)
+        }
+    }
+}
+
+/// Lets the ranks that are here train, and joins what all leave.
+fn run(
+    crew: &Crew,
+    job: &Job,
+    samples: &Samples,
+    done: u64,
+    stop: &AtomicBool,
+    sender: Option<Sender<News>>,
+) -> Result<Option<Left>, Failure> {
+    let ranks = match job.dtype {
+        Dtype::F64 => Training::<f64>::of(crew, job, samples, done, stop, sender),
+        Dtype::F32 => Training::<f32>::of(crew, job, samples, done, stop, sender),
+        Dtype::Bf16 => Training::<bf16>::of(crew, job, samples, done, stop, sender),
+    }?;
+    Ok(ranks.map(|ranks| {
+        let mut all = Left::default();
+        for left in ranks {
+            all.proofs.extend(left.proofs);
+            for (group, bytes) in left.bytes {
+                *all.bytes.entry(group).or_default() += bytes;
+            }
+            (all.steps, all.stopped) = (left.steps, left.stopped);
+            all.seen.extend(left.seen);
+        }
+        all
+    }))
+}
+
+/// The work of [`run`].
+struct Training<'a, E> {
+    crew: &'a Crew,
+    job: &'a Job,
+    samples: &'a Samples,
+    /// Steps behind the run.
+    done: u64,
+    stop: &'a AtomicBool,
+    /// Rank 0's, where it is here.
+    sender: Mutex<Option<Sender<News>>>,
+    epoch: Instant,
+    dtype: PhantomData<fn() -> E>,
+}
+
+impl<'a, E: Scalar> Training<'a, E> {
+    fn of(
+        crew: &'a Crew,
+        job: &'a Job,
+        samples: &'a Samples,
+        done: u64,
+        stop: &'a AtomicBool,
+        sender: Option<Sender<News>>,
+    ) -> Result<Option<Vec<Left>>, Failure> {
+        crew.go(&Self {
+            crew,
+            job,
+            samples,
+            done,
+            stop,
+            sender: Mutex::new(sender),
+            epoch: Instant::now(),
+            dtype: PhantomData,
+        })
+    }
+}
+
+impl<E: Scalar> Work for Training<'_, E> {
+    type Left = Left;
+
+    fn rank<T: Transport + Send + 'static>(&self, comm: Communicator<T>) -> Result<Left, Failure> {
+        let mut news = None;
+        if comm.rank() == 0 {
+            news = self.sender.lock().ok().and_then(|mut s| s.take());
+        }
+        let comm = match &self.job.recorder {
             None => comm,
             Some(folder) => {
                 let flight = recorder::Recorder::in_folder(folder, comm.rank(), recorder::SLOTS)?;
                 comm.with_recorder(&Arc::new(flight))
             }
         };
-        run_rank::<E>(
-            job,
-            samples,
-            done,
-            stop,
-            (comm, Recorder::new(epoch)),
-            taken,
-        )
-    })?;
-    let mut all = Left::default();
-    for left in ranks {
-        all.proofs.extend(left.proofs);
-        for (group, bytes) in left.bytes {
-            *all.bytes.entry(group).or_default() += bytes;
+        let spans = Recorder::new(self.crew.epoch(&comm, self.epoch)?);
+        let comm = comm.with_observer(spans.clone());
+        let device = Cpu::new(self.job.threads_per_rank);
+        let mut rank = Rank::<_, _, E>::new(self.job, device, comm, Begin::Init)?;
+        if let Some(root) = &self.job.load {
+            rank.load(root, true)?;
         }
-        (all.steps, all.stopped) = (left.steps, left.stopped);
-        all.seen.extend(left.seen);
+        rank.recorder = Some(spans.clone());
+        steps(
+            rank,
+            self.samples,
+            self.done,
+            self.stop,
+            &spans,
+            news.as_ref(),
+        )
     }
-    Ok(all)
 }
 
-type LocalRank<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
+type CpuRank<'a, T, E> = Rank<'a, Cpu, Communicator<T>, E>;
 
-fn run_rank<E: Scalar>(
-    job: &Job,
+/// A rank's steps.
+fn steps<T: Transport + Send + 'static, E: Scalar>(
+    mut rank: CpuRank<'_, T, E>,
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
-    (comm, recorder): (Communicator<Local>, Arc<Recorder>),
-    news: Option<Sender<News>>,
+    recorder: &Arc<Recorder>,
+    news: Option<&Sender<News>>,
 ) -> Result<Left, Failure> {
-    let comm = comm.with_observer(recorder.clone());
-    let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
-    if let Some(root) = &job.load {
-        rank.load(root, true)?;
-    }
-    rank.recorder = Some(recorder.clone());
+    let job = rank.job;
     let mut seen = Seen::default();
     let recorded = job.recorded_steps(done);
-    let say = |item| news.as_ref().map(|sender| sender.send(item));
+    let say = |item| news.map(|sender| sender.send(item));
     let mut left = Left::default();
     for step in done + 1..=job.steps {
         let start = Instant::now();
@@ -240,9 +310,9 @@ fn run_rank<E: Scalar>(
 
 /// Adds a step to what a rank saw: what it held at most (where `memory` is the step's own), and what
 /// it sent to whom.
-fn see<E: Scalar>(
+fn see<T: Transport + Send + 'static, E: Scalar>(
     seen: &mut Seen,
-    rank: &LocalRank<'_, E>,
+    rank: &CpuRank<'_, T, E>,
     memory: bool,
     before: BTreeMap<&'static str, BTreeMap<usize, u64>>,
 ) {
@@ -250,7 +320,7 @@ fn see<E: Scalar>(
         *most = (*most).max(rank.device.meter().peak(tag) as u64);
     }
     for (group, receivers) in rank.sent_to() {
-        let sum = seen.sent.entry(group).or_default();
+        let sum = seen.sent.entry(group.to_string()).or_default();
         for (to, bytes) in receivers {
             let earlier = before.get(group).and_then(|sent| sent.get(&to));
             *sum.entry(to).or_default() += bytes - earlier.copied().unwrap_or(0);
@@ -268,7 +338,10 @@ fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
 }
 
 /// The full state before a step.
-fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof, Failure> {
+fn begin_proof<T: Transport + Send + 'static, E: Scalar>(
+    rank: &CpuRank<'_, T, E>,
+    number: u64,
+) -> Result<Proof, Failure> {
     Ok(Proof {
         number,
         before: rank.full_weights()?,
@@ -279,8 +352,8 @@ fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof,
 }
 
 /// The step's report, joined over ranks beside the traffic of training.
-fn measure<E: Scalar>(
-    rank: &mut LocalRank<'_, E>,
+fn measure<T: Transport + Send + 'static, E: Scalar>(
+    rank: &mut CpuRank<'_, T, E>,
     done: &Gradients,
     before: &BTreeMap<&'static str, crate::groups::Traffic>,
     seconds: f64,
@@ -353,7 +426,10 @@ fn experts(load: &Load) -> Option<ExpertReport> {
 }
 
 /// The idle share of the schedule, played with the CPU times that its passes took.
-fn bubble<E: Scalar>(rank: &LocalRank<'_, E>, times: &[f64]) -> Result<f64, Failure> {
+fn bubble<T: Transport + Send + 'static, E: Scalar>(
+    rank: &CpuRank<'_, T, E>,
+    times: &[f64],
+) -> Result<f64, Failure> {
     let passes = rank.schedule.microbatches() * (rank.mesh.world() / rank.job.layout.pp);
     let each = 1.0 / passes.max(1) as f64;
     let chunks = times.chunks(3).map(|t| StageTime {
@@ -372,8 +448,8 @@ fn bubble<E: Scalar>(rank: &LocalRank<'_, E>, times: &[f64]) -> Result<f64, Fail
 }
 
 /// Reduces numbers over all ranks, beside the traffic of training.
-fn reduce<E: Scalar>(
-    rank: &LocalRank<'_, E>,
+fn reduce<T: Transport + Send + 'static, E: Scalar>(
+    rank: &CpuRank<'_, T, E>,
     values: &mut [f64],
     op: ReduceOp,
 ) -> Result<(), Failure> {
@@ -383,8 +459,8 @@ fn reduce<E: Scalar>(
 }
 
 /// Mean loss on the part of the text that is never learnt from; none where it is too short.
-fn held_out<E: Scalar>(
-    rank: &mut LocalRank<'_, E>,
+fn held_out<T: Transport + Send + 'static, E: Scalar>(
+    rank: &mut CpuRank<'_, T, E>,
     corpus: &Corpus,
 ) -> Result<Option<f64>, Failure> {
     let (seq, packed) = (rank.job.batch.seq, rank.job.pack_documents);
@@ -403,8 +479,8 @@ fn held_out<E: Scalar>(
 }
 
 /// Saves all ranks' parts under `root`.
-fn write<E: Scalar>(
-    rank: &LocalRank<'_, E>,
+fn write<T: Transport + Send + 'static, E: Scalar>(
+    rank: &CpuRank<'_, T, E>,
     corpus: &Corpus,
     root: &Path,
     step: u64,

@@ -241,7 +241,8 @@ pub(super) struct DeviceArgs {
     /// What computes [default: cpu]
     #[arg(long, value_enum)]
     pub device: Option<Device>,
-    /// What a rank is [default: threads]
+    /// What a rank is [default: threads; a process under a launcher, or where --transport is for
+    /// processes]
     #[arg(long, value_enum)]
     pub launch: Option<Launch>,
     /// What carries messages between ranks [default: auto]
