@@ -32,6 +32,7 @@ use crate::{
 };
 
 mod act;
+mod by;
 mod bytes;
 mod log;
 mod messages;
