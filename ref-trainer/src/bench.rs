@@ -7,15 +7,16 @@
 //! ```
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use quintet_collectives::bench::{Bench, Row, Timing, algbw, busbw, calibrate};
-use quintet_collectives::cost::{Constants, Model, parse, write};
+use quintet_collectives::cost::{Constants, Model, write};
 use quintet_collectives::plan::Operation;
 use quintet_collectives::process::from_env_with;
 use quintet_collectives::{Communicator, Order, Transport, World};
 use serde_json::json;
 
+use crate::choice::saved;
 use crate::cli::print;
 use crate::failure::{Exit, Failure};
 use crate::job::Ranks;
@@ -117,7 +118,9 @@ fn perform<T: Transport + Send + 'static>(
 /// The model that chooses: saved constants where there are some for this transport.
 fn model(job: &BenchJob) -> Result<Model, Failure> {
     let name = job.transport.transport();
-    let mut within = Constants::of(name).unwrap_or(Constants::LOCAL);
+    // What `auto` takes between processes of one host.
+    let usual = if name == "auto" { "shm" } else { name };
+    let mut within = Constants::of(usual).unwrap_or(Constants::LOCAL);
     if let Some(path) = &job.constants
         && let Some((_, saved)) = saved(path)?.into_iter().find(|(n, _)| n == name)
     {
@@ -132,15 +135,6 @@ fn model(job: &BenchJob) -> Result<Model, Failure> {
         overrides,
         ..Model::default()
     })
-}
-
-/// The constants in a file; none where there is no file.
-fn saved(path: &Path) -> Result<Vec<(String, Constants)>, Failure> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => parse(&text).map_err(|e| Failure::data(format!("{}: {e}", path.display()))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(Failure::file("read", path, &e)),
-    }
 }
 
 /// Prints what was measured and, where a file is named, writes it there beside what is in it.

@@ -72,6 +72,7 @@ pub fn about(job: &Job, corpus: &Corpus, step: u64) -> Result<About, Failure> {
         // What ranks were is none of what was learnt: the same run leaves the same files.
         saved: Job {
             ranks: Ranks::default(),
+            constants: None,
             ..job.clone()
         },
         text: Fingerprint::of(corpus),

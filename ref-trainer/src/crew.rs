@@ -8,8 +8,10 @@
 //! ```
 
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::Instant;
 
+use quintet_collectives::cost::{self, Model};
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Communicator, Process, ReduceOp, World, process};
 use serde::Serialize;
@@ -17,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::checkpoint::Fingerprint;
+use crate::choice::choice;
 use crate::data::Corpus;
 use crate::failure::Failure;
 use crate::job::{Job, LogFormat, Ranks};
@@ -41,6 +44,8 @@ pub trait Work: Sync {
 pub struct Crew {
     world: usize,
     process: Option<Process>,
+    /// What all communicators choose their plans by.
+    choice: Arc<Model>,
 }
 
 impl Crew {
@@ -74,25 +79,24 @@ impl Crew {
     }
 
     /// All ranks of a job as threads of this process, whatever it says of its ranks.
-    #[must_use]
-    pub fn threads(job: &Job) -> Self {
-        let world = job.layout.world();
-        Self {
-            world,
+    ///
+    /// # Errors
+    /// Exit 3 where what it chooses plans by cannot be read.
+    pub fn threads(job: &Job) -> Result<Self, Failure> {
+        Ok(Self {
+            world: job.layout.world(),
             process: None,
-        }
+            choice: Arc::new(choice(job)?),
+        })
     }
 
     fn meet(job: &Job) -> Result<Self, Failure> {
-        let process = match job.ranks {
-            Ranks::Processes(over) if job.launched => {
-                let choose = |options: &mut process::Options| options.kind = over.kind();
-                Some(process::from_env_with(choose)?)
-            }
-            _ => None,
-        };
-        let world = job.layout.world();
-        Ok(Self { world, process })
+        let mut crew = Self::threads(job)?;
+        if let (Ranks::Processes(over), true) = (job.ranks, job.launched) {
+            let choose = |options: &mut process::Options| options.kind = over.kind();
+            crew.process = Some(process::from_env_with(choose)?);
+        }
+        Ok(crew)
     }
 
     /// Whether rank 0 is here, which alone prints and writes.
@@ -113,10 +117,11 @@ impl Crew {
     /// The first cause that ended the run.
     pub fn go<W: Work>(&self, work: &W) -> Result<Option<Vec<W::Left>>, Failure> {
         let Some(process) = &self.process else {
-            let all = World::new(self.world)?.go(|comm| work.rank(comm))?;
+            let all = World::new(self.world)?
+                .go(|comm| work.rank(comm.with_model(Arc::clone(&self.choice))))?;
             return Ok(Some(all));
         };
-        let comm = process.communicator()?;
+        let comm = process.communicator()?.with_model(Arc::clone(&self.choice));
         let results = comm.subgroup(&comm.group().clone(), "results")?;
         let mine = work.rank(comm)?;
         let told = serde_json::to_vec(&mine)
@@ -163,7 +168,7 @@ impl Crew {
             return Ok(());
         };
         let comm = process.communicator()?;
-        let mine = essence(job, corpus)?;
+        let mine = essence(job, corpus, &self.choice)?;
         let text = mine.to_string();
         let first = comm.broadcast_bytes(text.as_bytes(), 0)?;
         let rank = comm.rank();
@@ -196,11 +201,12 @@ impl Crew {
 
 /// What ranks must have in common: all of the job but where output goes and how much one computes
 /// with, and the text as it is.
-fn essence(job: &Job, corpus: &Corpus) -> Result<Value, Failure> {
+fn essence(job: &Job, corpus: &Corpus, choice: &Model) -> Result<Value, Failure> {
     let job = Job {
         data: crate::job::DataSource::Embedded,
         load: job.load.as_ref().map(|_| "(a checkpoint)".into()),
         save: job.save.as_ref().map(|_| "(a folder)".into()),
+        constants: None,
         threads_per_rank: 1,
         run_dir: None,
         metrics: None,
@@ -220,7 +226,8 @@ fn essence(job: &Job, corpus: &Corpus) -> Result<Value, Failure> {
     let text = value(serde_json::to_value(Fingerprint::of(corpus)))?;
     let job = value(serde_json::to_value(job))?;
     let version = env!("CARGO_PKG_VERSION");
-    Ok(serde_json::json!({"quintet": version, "text": text, "job": job}))
+    let plans = cost::write(&[("constants".into(), choice.within)]);
+    Ok(serde_json::json!({"quintet": version, "text": text, "plans": plans, "job": job}))
 }
 
 /// The first place where two values differ, and both.
@@ -252,7 +259,7 @@ mod tests {
         let of = |change: &dyn Fn(&mut Job)| {
             let mut job = Job::demo();
             change(&mut job);
-            essence(&job, &corpus)
+            essence(&job, &corpus, &Model::default())
         };
         let first = of(&|_| ())?;
         let same = of(&|job| {

@@ -53,7 +53,7 @@ impl fmt::Display for Evaluation {
 /// # Errors
 /// Where text or parameters cannot be read, or a rank fails.
 pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluation, Failure> {
-    let found = evaluate_in(&Crew::threads(job), job, weights, corpus)?;
+    let found = evaluate_in(&Crew::threads(job)?, job, weights, corpus)?;
     found.ok_or_else(|| Failure::aborted("rank 0 left no result"))
 }
 

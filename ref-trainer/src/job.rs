@@ -65,6 +65,8 @@ pub struct Job {
     /// not of the job.
     #[serde(skip)]
     pub launched: bool,
+    /// Constants that plans are chosen by, as `bench --calibrate` saves them.
+    pub constants: Option<PathBuf>,
     /// Threads each rank computes with.
     pub threads_per_rank: usize,
     /// Folder checkpoints are written to.
@@ -286,6 +288,7 @@ impl Default for Job {
             eval_interval: 50,
             ranks: Ranks::Threads,
             launched: false,
+            constants: None,
             threads_per_rank: 1,
             save: None,
             load: None,

@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod checkpoint;
+pub mod choice;
 pub mod cli;
 pub mod compare;
 pub mod convert;

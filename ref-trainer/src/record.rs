@@ -100,7 +100,7 @@ pub struct Part {
 /// # Errors
 /// The first cause that ended the run.
 pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
-    let crew = Crew::threads(job);
+    let crew = Crew::threads(job)?;
     // Where all ranks are, rank 0 is.
     Ok(record_in(&crew, job, samples, begin)?.unwrap_or_default())
 }
@@ -173,7 +173,7 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 // Its choices follow the job's seed and the rank.
                 let seed = self.job.seed.wrapping_mul(1 << 20);
                 let seed = seed.wrapping_add(comm.rank() as u64);
-                self.on(Gpu::new(Emulated::new(Arch(80), seed)), comm)
+                self.on(Gpu::new(Emulated::new(Arch(80), seed))?, comm)
             }
             #[cfg(not(feature = "emulated"))]
             DeviceKind::Emulated => Err(Failure::usage(

@@ -16,6 +16,7 @@ use quintet_planner::states::{self, Bytes, Memory};
 use quintet_planner::traffic::{self, Routing, WireTypes};
 use serde::Serialize;
 
+use crate::choice::choice;
 use crate::compare::{
     Difference, Tensors, compare, compare_sized, relative_scalar, relative_scalar_above,
 };
@@ -296,8 +297,14 @@ fn evidence_of(
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
-    let types = wire_types(job);
-    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+    let (choice, types) = (choice(job)?, wire_types(job));
+    Ok(traffic::step_by(
+        &choice,
+        &job.model,
+        &job.layout,
+        &job.batch,
+        types,
+    )?)
 }
 
 /// Bytes that each rank sends in a step to move the rows of experts, were they routed so.
@@ -305,8 +312,9 @@ pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_rows(job: &Job, routing: &Routing) -> Result<Vec<traffic::Traffic>, Failure> {
-    let types = wire_types(job);
-    Ok(traffic::rows(
+    let (choice, types) = (choice(job)?, wire_types(job));
+    Ok(traffic::rows_by(
+        &choice,
         &job.model,
         &job.layout,
         &job.batch,

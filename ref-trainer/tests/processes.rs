@@ -1,6 +1,9 @@
 //! Ranks as processes: the same bits as ranks as threads, and ends that leave nobody behind.
 #![cfg(target_os = "linux")]
 
+#[path = "../../collectives/tests/common/hosts.rs"]
+mod hosts;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -9,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hosts::{ADDRESS, Hosts};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -184,6 +188,34 @@ fn ranks_that_a_launcher_started_train_together_and_rank_0_alone_speaks() {
 }
 
 #[test]
+fn ranks_on_two_hosts_train_as_threads_do() {
+    let Some(hosts) = Hosts::new() else {
+        return;
+    };
+    let dir = Folder::new("hosts");
+    let line = format!("train {PROBLEM} --model tiny --dp 2 --tp 2 --run-dir run --save ckpt");
+    let threads = fine(&quintet(&dir.0, &line).output().unwrap());
+    let start = |(rank, host): (usize, usize)| {
+        let mut command = hosts.command(host, Path::new(env!("CARGO_BIN_EXE_quintet")));
+        command
+            .args(line.split_whitespace())
+            .current_dir(&dir.0)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "4")
+            .env("MASTER_ADDR", ADDRESS[0])
+            .env("QUINTET_TIMEOUT", "60")
+            .env("QUINTET_HOST", ["a", "b"][host]);
+        command.spawn().unwrap()
+    };
+    let ranks: Vec<Child> = [0, 0, 1, 1].into_iter().enumerate().map(start).collect();
+    let mut ends = ranks
+        .into_iter()
+        .map(|rank| rank.wait_with_output().unwrap());
+    assert_eq!(steps(&fine(&ends.next().unwrap())), steps(&threads));
+    ends.for_each(|end| assert_eq!(fine(&end), ""));
+}
+
+#[test]
 fn ranks_that_were_not_started_alike_say_so() {
     let dir = Folder::new("alike");
     let line = |lr: &str| format!("train {PROBLEM} --model tiny --dp 4 --quiet --lr {lr}");
@@ -352,4 +384,35 @@ fn a_failure_is_said_once_whoever_finds_it() {
         assert!(said.contains(words), "{flags}: {said}");
         assert_eq!(said.lines().count(), 1, "{flags}: {said}");
     }
+}
+
+#[test]
+fn measured_constants_choose_the_plans_and_what_is_predicted() {
+    let dir = Folder::new("constants");
+    // What `bench --calibrate` writes, of a machine on which each message costs a second and bytes
+    // nothing: fewest rounds win.
+    let section =
+        |name: &str| format!("[{name}]\nlatency 1e0\noverhead 1e-9\nsend -:1e-15\nfold -:1e-15\n");
+    fs::write(dir.0.join("c"), section("local") + &section("shm")).unwrap();
+    let line = "verify --json --dp 4 --model tiny --reduction-order any --optimizer sgd";
+    let said = |flags: &str| {
+        let output = quintet(&dir.0, &format!("{line} {flags}"))
+            .output()
+            .unwrap();
+        serde_json::from_str::<Value>(&fine(&output)).unwrap()
+    };
+    let (usual, chosen) = (said(""), said("--constants c"));
+    assert_eq!((&usual["ok"], &chosen["ok"]), (&true.into(), &true.into()));
+    assert_eq!(chosen["bytes_predicted"], chosen["bytes_counted"]);
+    assert_ne!(chosen["bytes_predicted"], usual["bytes_predicted"]);
+    assert_eq!(said("--constants c --launch processes"), chosen);
+    let refused = quintet(&dir.0, &format!("{line} --constants c --transport unix"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("no constants of unix") && said.lines().count() == 1,
+        "{said}"
+    );
 }

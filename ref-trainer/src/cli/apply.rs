@@ -149,6 +149,9 @@ fn parts(
         };
     }
     set(&mut base.job.device, device.device.map(Into::into));
+    if device.constants.is_some() {
+        base.job.constants.clone_from(&device.constants);
+    }
     set(&mut base.job.threads_per_rank, device.threads_per_rank);
     Ok(())
 }

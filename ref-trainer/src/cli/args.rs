@@ -248,6 +248,10 @@ pub(super) struct DeviceArgs {
     /// What carries messages between ranks [default: auto]
     #[arg(long, value_enum)]
     pub transport: Option<Transport>,
+    /// Constants of this transport that plans are chosen by, as bench --calibrate --constants FILE saves
+    /// them [default: those of threads]
+    #[arg(long, value_name = "FILE")]
+    pub constants: Option<PathBuf>,
     /// Threads each rank computes with [default: 1]
     #[arg(long, value_name = "N")]
     pub threads_per_rank: Option<usize>,

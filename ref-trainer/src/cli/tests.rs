@@ -56,7 +56,7 @@ const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-paralle
     moe-shared-expert-intermediate-size moe-shared-expert-gate optimizer \
     lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
     eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
-    seed data data-path dtype device launch transport threads-per-rank save load save-interval \
+    seed data data-path dtype device launch transport constants threads-per-rank save load save-interval \
     run-dir metrics trace profile-step-start profile-step-end report tensorboard-dir log-format config mask-fraction \
     mask-samples prove quiet";
 
@@ -237,6 +237,7 @@ fn each_flag_reaches_the_job() {
         ("--dtype f64", |j| j.dtype = Dtype::F64),
         ("--dtype bf16", |j| j.dtype = Dtype::Bf16),
         ("--device cpu --launch threads --transport local", |_| {}),
+        ("--constants c.txt", |j| j.constants = Some("c.txt".into())),
         ("--threads-per-rank 3", |j| j.threads_per_rank = 3),
         ("--save a --save-interval 10", |j| {
             (j.save, j.save_interval) = (Some("a".into()), 10)
