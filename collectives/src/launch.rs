@@ -15,14 +15,10 @@
 use std::{
     ffi::{OsStr, OsString},
     format,
-    io::{self, BufRead, BufReader, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
-    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     string::{String, ToString},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
     vec::Vec,
@@ -36,6 +32,14 @@ use crate::{
     store::StoreServer,
     transport::socket::random_u64,
 };
+
+mod guardian;
+mod output;
+mod signals;
+
+use guardian::Guardian;
+use output::{Ear, printer};
+use signals::Signals;
 
 /// Ranks to be started on this host.
 ///
@@ -56,16 +60,6 @@ pub struct Launch {
     signals_wait: bool,
     bare: bool,
     ear: Ear,
-}
-
-/// Who looks at what ranks print.
-#[derive(Clone)]
-struct Ear(Arc<dyn Fn(usize, &[u8]) -> bool + Send + Sync>);
-
-impl core::fmt::Debug for Ear {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("Ear")
-    }
 }
 
 /// How a launch ended.
@@ -108,8 +102,8 @@ impl Launch {
         }
     }
 
-    /// `ear` is given each line that a rank prints, to stdout or stderr, and says whether it is
-    /// printed here. It is called on a thread of that rank's output.
+    /// `ear` is given each line that a rank prints and that passes by here, and says whether it is
+    /// printed. It is called on a thread of that rank's output.
     #[must_use]
     pub fn listen(mut self, ear: impl Fn(usize, &[u8]) -> bool + Send + Sync + 'static) -> Self {
         self.ear = Ear(Arc::new(ear));
@@ -124,7 +118,8 @@ impl Launch {
         self
     }
 
-    /// Whose output is printed as it is, without the rank before each line.
+    /// Whose stdout is this process's own, a terminal where that is one, and whose stderr is printed
+    /// without the rank before each line.
     #[must_use]
     pub fn bare(mut self) -> Self {
         self.bare = true;
@@ -207,7 +202,11 @@ impl Launch {
             .env("QUINTET_LOCAL_RANK", rank.to_string())
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(if self.bare {
+                Stdio::inherit()
+            } else {
+                Stdio::piped()
+            })
             .stderr(Stdio::piped())
             // Signals of a terminal come to the launcher alone, which passes them on.
             .process_group(0);
@@ -420,123 +419,5 @@ impl Drop for Ranks {
             thread::sleep(Duration::from_millis(1));
         }
         self.guardian.dismiss();
-    }
-}
-
-/// A shell that kills the groups it was last told of when the pipe to it ends.
-struct Guardian(Option<(Child, ChildStdin)>);
-
-const GUARD: &str = "trap '' HUP INT TERM; live=; while read -r groups; do live=$groups; done; \
-                     for group in $live; do kill -KILL -\"$group\" 2>/dev/null; done";
-
-impl Guardian {
-    /// None where there is no shell: then only the parent's death signal remains.
-    fn start() -> Self {
-        let started = Command::new("/bin/sh")
-            .args(["-c", GUARD])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn();
-        Self(started.ok().and_then(|mut child| {
-            let pipe = child.stdin.take()?;
-            Some((child, pipe))
-        }))
-    }
-
-    fn watch(&mut self, ranks: &[Rank]) {
-        let live: Vec<String> = ranks
-            .iter()
-            .filter(|rank| rank.status.is_none())
-            .filter_map(|rank| Some(rank.group?.as_raw_nonzero().to_string()))
-            .collect();
-        if let Some((_, pipe)) = &mut self.0 {
-            // A shell that is gone guards nothing; the ranks are still waited for here.
-            let _ = pipe.write_all(format!("{}\n", live.join(" ")).as_bytes());
-        }
-    }
-
-    fn dismiss(&mut self) {
-        self.watch(&[]);
-        if let Some((mut child, pipe)) = self.0.take() {
-            drop(pipe);
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Prints what a rank says, line by line.
-fn printer(
-    prefix: &str,
-    from: impl Read + Send + 'static,
-    ear: impl Fn(&[u8]) -> bool + Send + 'static,
-    to_stderr: bool,
-) -> Option<thread::JoinHandle<()>> {
-    let prefix = prefix.to_string();
-    let thread = thread::Builder::new().name(format!("output {prefix}"));
-    let body = move || {
-        let mut reader = BufReader::new(from);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            line.extend(prefix.bytes());
-            // A line without end is printed in parts.
-            let read = (&mut reader).take(LINE).read_until(b'\n', &mut line);
-            if !matches!(read, Ok(n) if n > 0) || line.len() == prefix.len() {
-                return;
-            }
-            if line.last() != Some(&b'\n') {
-                line.push(b'\n');
-            }
-            if !ear(&line[prefix.len()..]) {
-                continue;
-            }
-            // Nobody may be listening any more; the rank must not be held up by that.
-            let _ = if to_stderr {
-                io::stderr().lock().write_all(&line)
-            } else {
-                io::stdout().lock().write_all(&line)
-            };
-        }
-    };
-    thread.spawn(body).ok()
-}
-
-/// Bytes of the longest line that is printed in one part.
-const LINE: u64 = 64 << 10;
-
-/// Signals that came to this process, to be passed on.
-struct Signals {
-    last: Arc<AtomicUsize>,
-    handlers: Vec<signal_hook::SigId>,
-}
-
-impl Signals {
-    fn listen() -> Result<Self> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        let last = Arc::new(AtomicUsize::new(0));
-        let mut handlers = Vec::new();
-        for signal in [SIGHUP, SIGINT, SIGTERM] {
-            let handler = signal_hook::flag::register_usize(signal, last.clone(), signal as usize);
-            handlers.push(handler.map_err(|e| Error::System {
-                what: "handle signals",
-                reason: e.to_string(),
-            })?);
-        }
-        Ok(Self { last, handlers })
-    }
-
-    fn take(&self) -> Option<Signal> {
-        let signal = self.last.swap(0, Ordering::AcqRel);
-        Signal::from_named_raw(i32::try_from(signal).ok()?)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        for handler in self.handlers.drain(..) {
-            signal_hook::low_level::unregister(handler);
-        }
     }
 }
