@@ -32,6 +32,8 @@ use crate::{
 };
 
 mod act;
+mod by;
+mod bytes;
 mod log;
 mod messages;
 mod observer;

@@ -4,7 +4,7 @@
 //! which are summed in f32 and rounded once, where the sum is stored:
 //!
 //! ```text
-//! f64 -> f64   f32 -> f32   i64 -> i64   i32 -> i32   u8 -> u8
+//! f64 -> f64   f32 -> f32   i64, i32, u64, u32, u8, Bool -> themselves
 //! bf16 -> f32 \
 //! f16  -> f32 /  widened when first touched, narrowed once at the end
 //! ```
@@ -35,6 +35,12 @@ pub enum DType {
     I64,
     /// Unsigned byte.
     U8,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Unsigned 64-bit integer.
+    U64,
+    /// A truth value, a byte of 0 or 1.
+    Bool,
 }
 
 impl DType {
@@ -42,10 +48,10 @@ impl DType {
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
-            Self::F64 | Self::I64 => 8,
-            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
             Self::Bf16 | Self::F16 => 2,
-            Self::U8 => 1,
+            Self::U8 | Self::Bool => 1,
         }
     }
 
@@ -69,6 +75,9 @@ impl DType {
             Self::I32 => "i32",
             Self::I64 => "i64",
             Self::U8 => "u8",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::Bool => "bool",
         }
     }
 }
@@ -116,7 +125,7 @@ impl fmt::Display for ReduceOp {
 
 /// A type that can travel and be folded.
 ///
-/// Implemented for `f64 f32 bf16 f16 i32 i64 u8`.
+/// Implemented for `f64 f32 bf16 f16 i32 i64 u8 u32 u64` and [`Bool`].
 pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + fmt::Debug + 'static {
     /// The type as a value.
     const DTYPE: DType;
@@ -327,6 +336,85 @@ half!(f16, F16);
 integer!(i32, I32);
 integer!(i64, I64);
 integer!(u8, U8);
+integer!(u32, U32);
+integer!(u64, U64);
+
+/// A truth value that may travel: a `bool` may not, for bytes that came from elsewhere need not be one.
+///
+/// Sum and Max are "any", Prod and Min "all"; Avg is as Sum, for truths are not counted.
+///
+/// ```
+/// use quintet_collectives::{ReduceOp, World, element::Bool};
+/// let found = World::run(3, |comm| {
+///     let mut found = [Bool::from(comm.rank() == 1)];
+///     comm.all_reduce(&mut found, ReduceOp::Max)?;
+///     Ok(bool::from(found[0]))
+/// })?;
+/// assert_eq!(found, [true; 3]);
+/// # Ok::<(), quintet_collectives::Error>(())
+/// ```
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct Bool(u8);
+
+impl From<bool> for Bool {
+    #[inline]
+    fn from(value: bool) -> Self {
+        Self(u8::from(value))
+    }
+}
+
+impl From<Bool> for bool {
+    #[inline]
+    fn from(value: Bool) -> Self {
+        value.0 != 0
+    }
+}
+
+impl PartialEq for Bool {
+    fn eq(&self, other: &Self) -> bool {
+        bool::from(*self) == bool::from(*other)
+    }
+}
+
+impl fmt::Debug for Bool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bool::from(*self).fmt(f)
+    }
+}
+
+impl Element for Bool {
+    const DTYPE: DType = DType::Bool;
+    type Wide = Self;
+    #[inline]
+    fn widen(self) -> Self {
+        Self::from(bool::from(self))
+    }
+    #[inline]
+    fn narrow(acc: Self) -> Self {
+        acc
+    }
+    #[inline]
+    fn add(self, other: Self) -> Self {
+        Self::from(self.0 | other.0 != 0)
+    }
+    #[inline]
+    fn mul(self, other: Self) -> Self {
+        Self::from(self.0 != 0 && other.0 != 0)
+    }
+    #[inline]
+    fn lesser(self, other: Self) -> Self {
+        self.mul(other)
+    }
+    #[inline]
+    fn greater(self, other: Self) -> Self {
+        self.add(other)
+    }
+    #[inline]
+    fn divided(self, _: usize) -> Self {
+        self
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -347,6 +435,33 @@ mod tests {
         assert_eq!(acc, [4, 128]);
         assert_eq!((-7i32).divided(2), -3);
         assert_eq!(200u8.divided(300), 0);
+    }
+
+    #[test]
+    fn truths_are_folded_as_truths_whatever_their_byte() {
+        let odd: Bool = bytemuck::cast(4u8);
+        let (yes, no) = (Bool::from(true), Bool::from(false));
+        assert_eq!(odd, yes);
+        assert_eq!(bytemuck::cast::<Bool, u8>(odd.widen()), 1);
+        for (op, both, one) in [
+            (ReduceOp::Sum, true, true),
+            (ReduceOp::Max, true, true),
+            (ReduceOp::Avg, true, true),
+            (ReduceOp::Prod, true, false),
+            (ReduceOp::Min, true, false),
+        ] {
+            let mut acc = [yes, yes, no, no];
+            fold(op, &mut acc, &[odd, no, odd, no]);
+            let acc = acc.map(bool::from);
+            assert_eq!(acc, [both, one, one, false], "{op}");
+        }
+    }
+
+    #[test]
+    fn unsigned_integers_compare_as_such() {
+        assert_eq!(u64::MAX.greater(1), u64::MAX);
+        assert_eq!(u32::MAX.add(2), 1);
+        assert_eq!(u64::MAX.divided(2), u64::MAX / 2);
     }
 
     #[test]

@@ -9,19 +9,16 @@
 //! ```
 //!
 //! A rank that fails is waited for by the others for a moment, so that they can say whom they lost;
-//! then they are asked to end, and then killed. SIGINT, SIGTERM and SIGHUP are passed on.
+//! then they are asked to end, and then killed. SIGINT, SIGTERM and SIGHUP are passed on. What ranks
+//! print can be looked at on its way ([`Launch::listen`]).
 
 use std::{
     ffi::{OsStr, OsString},
     format,
-    io::{self, BufRead, BufReader, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
-    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     string::{String, ToString},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
     vec::Vec,
@@ -35,6 +32,14 @@ use crate::{
     store::StoreServer,
     transport::socket::random_u64,
 };
+
+mod guardian;
+mod output;
+mod signals;
+
+use guardian::Guardian;
+use output::{Ear, printer};
+use signals::Signals;
 
 /// Ranks to be started on this host.
 ///
@@ -52,13 +57,16 @@ pub struct Launch {
     args: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
     patience: Duration,
+    signals_wait: bool,
     bare: bool,
+    ear: Ear,
 }
 
 /// How a launch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// The rank that failed first; none where all ended well or a signal came.
+    /// The rank that failed first, one that a signal ended before all that ended by themselves; none
+    /// where all ended well or a signal came.
     pub first: Option<usize>,
     /// Its exit code, if it had one.
     pub exit: Option<i32>,
@@ -88,11 +96,30 @@ impl Launch {
             args: Vec::new(),
             variables: Vec::new(),
             patience: Duration::from_secs(2),
+            signals_wait: false,
             bare: false,
+            ear: Ear(Arc::new(|_, _| true)),
         }
     }
 
-    /// Whose output is printed as it is, without the rank before each line.
+    /// `ear` is given each line that a rank prints and that passes by here, and says whether it is
+    /// printed. It is called on a thread of that rank's output.
+    #[must_use]
+    pub fn listen(mut self, ear: impl Fn(usize, &[u8]) -> bool + Send + Sync + 'static) -> Self {
+        self.ear = Ear(Arc::new(ear));
+        self
+    }
+
+    /// A first signal is passed on and nothing more: the ranks take the time they need to end. The
+    /// second kills them.
+    #[must_use]
+    pub fn signals_wait(mut self) -> Self {
+        self.signals_wait = true;
+        self
+    }
+
+    /// Whose stdout is this process's own, a terminal where that is one, and whose stderr is printed
+    /// without the rank before each line.
     #[must_use]
     pub fn bare(mut self) -> Self {
         self.bare = true;
@@ -158,9 +185,9 @@ impl Launch {
             (PARENT, std::process::id().to_string()),
         ];
         for rank in 0..self.ranks {
-            ranks.start(self.command(rank, &common), rank, self.bare)?;
+            ranks.start(self.command(rank, &common), rank, self)?;
         }
-        let ended = ranks.wait(&signals, self.patience);
+        let ended = ranks.wait(&signals, self);
         drop(ranks);
         drop(store);
         Ok(ended)
@@ -175,7 +202,11 @@ impl Launch {
             .env("QUINTET_LOCAL_RANK", rank.to_string())
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(if self.bare {
+                Stdio::inherit()
+            } else {
+                Stdio::piped()
+            })
             .stderr(Stdio::piped())
             // Signals of a terminal come to the launcher alone, which passes them on.
             .process_group(0);
@@ -229,11 +260,15 @@ struct Rank {
 }
 
 impl Ranks {
-    fn start(&mut self, mut command: Command, rank: usize, bare: bool) -> Result<()> {
-        let prefix = if bare {
+    fn start(&mut self, mut command: Command, rank: usize, launch: &Launch) -> Result<()> {
+        let prefix = if launch.bare {
             String::new()
         } else {
             format!("[{rank}] ")
+        };
+        let ear = || {
+            let ear = launch.ear.0.clone();
+            move |line: &[u8]| ear(rank, line)
         };
         let started = command.spawn().map_err(|e| Error::System {
             what: "start a rank",
@@ -244,10 +279,10 @@ impl Ranks {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let mut printers = Vec::new();
         if let Some(out) = out {
-            printers.extend(printer(&prefix, out, false));
+            printers.extend(printer(&prefix, out, ear(), false));
         }
         if let Some(err) = err {
-            printers.extend(printer(&prefix, err, true));
+            printers.extend(printer(&prefix, err, ear(), true));
         }
         self.children.push(Rank {
             #[cfg(target_os = "linux")]
@@ -264,7 +299,8 @@ impl Ranks {
         Ok(())
     }
 
-    fn wait(&mut self, signals: &Signals, patience: Duration) -> Ended {
+    fn wait(&mut self, signals: &Signals, launch: &Launch) -> Ended {
+        let patience = launch.patience;
         let mut ended = Ended {
             first: None,
             exit: None,
@@ -280,6 +316,11 @@ impl Ranks {
                     (ended.exit, ended.signal) = (status.code(), status.signal());
                     let ask = Instant::now() + patience;
                     steps.get_or_insert((ask, ask + patience));
+                } else if status.signal().is_some() && ended.exit.is_some() && !asked {
+                    // Nobody here sent it: those that ended by themselves have lost this one, and
+                    // were only seen earlier.
+                    ended.first = Some(rank);
+                    (ended.exit, ended.signal) = (None, status.signal());
                 }
             }
             if self.children.iter().all(|rank| rank.status.is_some()) {
@@ -292,8 +333,11 @@ impl Ranks {
                 }
                 let now = Instant::now();
                 // The second one means it.
-                let kill = if asked { now } else { now + 2 * patience };
-                steps = Some((now, kill));
+                if asked {
+                    steps = Some((now, now));
+                } else if !launch.signals_wait {
+                    steps = Some((now, now + 2 * patience));
+                }
                 asked = true;
             }
             if let Some((ask, kill)) = steps {
@@ -375,119 +419,5 @@ impl Drop for Ranks {
             thread::sleep(Duration::from_millis(1));
         }
         self.guardian.dismiss();
-    }
-}
-
-/// A shell that kills the groups it was last told of when the pipe to it ends.
-struct Guardian(Option<(Child, ChildStdin)>);
-
-const GUARD: &str = "trap '' HUP INT TERM; live=; while read -r groups; do live=$groups; done; \
-                     for group in $live; do kill -KILL -\"$group\" 2>/dev/null; done";
-
-impl Guardian {
-    /// None where there is no shell: then only the parent's death signal remains.
-    fn start() -> Self {
-        let started = Command::new("/bin/sh")
-            .args(["-c", GUARD])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn();
-        Self(started.ok().and_then(|mut child| {
-            let pipe = child.stdin.take()?;
-            Some((child, pipe))
-        }))
-    }
-
-    fn watch(&mut self, ranks: &[Rank]) {
-        let live: Vec<String> = ranks
-            .iter()
-            .filter(|rank| rank.status.is_none())
-            .filter_map(|rank| Some(rank.group?.as_raw_nonzero().to_string()))
-            .collect();
-        if let Some((_, pipe)) = &mut self.0 {
-            // A shell that is gone guards nothing; the ranks are still waited for here.
-            let _ = pipe.write_all(format!("{}\n", live.join(" ")).as_bytes());
-        }
-    }
-
-    fn dismiss(&mut self) {
-        self.watch(&[]);
-        if let Some((mut child, pipe)) = self.0.take() {
-            drop(pipe);
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Prints what a rank says, line by line.
-fn printer(
-    prefix: &str,
-    from: impl Read + Send + 'static,
-    to_stderr: bool,
-) -> Option<thread::JoinHandle<()>> {
-    let prefix = prefix.to_string();
-    let thread = thread::Builder::new().name(format!("output {prefix}"));
-    let body = move || {
-        let mut reader = BufReader::new(from);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            line.extend(prefix.bytes());
-            // A line without end is printed in parts.
-            let read = (&mut reader).take(LINE).read_until(b'\n', &mut line);
-            if !matches!(read, Ok(n) if n > 0) || line.len() == prefix.len() {
-                return;
-            }
-            if line.last() != Some(&b'\n') {
-                line.push(b'\n');
-            }
-            // Nobody may be listening any more; the rank must not be held up by that.
-            let _ = if to_stderr {
-                io::stderr().lock().write_all(&line)
-            } else {
-                io::stdout().lock().write_all(&line)
-            };
-        }
-    };
-    thread.spawn(body).ok()
-}
-
-/// Bytes of the longest line that is printed in one part.
-const LINE: u64 = 64 << 10;
-
-/// Signals that came to this process, to be passed on.
-struct Signals {
-    last: Arc<AtomicUsize>,
-    handlers: Vec<signal_hook::SigId>,
-}
-
-impl Signals {
-    fn listen() -> Result<Self> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        let last = Arc::new(AtomicUsize::new(0));
-        let mut handlers = Vec::new();
-        for signal in [SIGHUP, SIGINT, SIGTERM] {
-            let handler = signal_hook::flag::register_usize(signal, last.clone(), signal as usize);
-            handlers.push(handler.map_err(|e| Error::System {
-                what: "handle signals",
-                reason: e.to_string(),
-            })?);
-        }
-        Ok(Self { last, handlers })
-    }
-
-    fn take(&self) -> Option<Signal> {
-        let signal = self.last.swap(0, Ordering::AcqRel);
-        Signal::from_named_raw(i32::try_from(signal).ok()?)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        for handler in self.handlers.drain(..) {
-            signal_hook::low_level::unregister(handler);
-        }
     }
 }

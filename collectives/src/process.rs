@@ -40,9 +40,19 @@ use crate::{
 /// [`Error::Environment`] where the environment does not say who this is, [`Error::Rendezvous`]
 /// where the others are not found.
 pub fn from_env() -> Result<Process> {
+    from_env_with(|_| {})
+}
+
+/// [`from_env`] where `change` has the last word on what the environment chooses beside the ranks.
+///
+/// # Errors
+/// Those of [`from_env`].
+pub fn from_env_with(change: impl FnOnce(&mut Options)) -> Result<Process> {
     let variables = environment();
     launch::tie(&variables)?;
-    Process::join(Place::parse(&variables)?, Options::parse(&variables)?)
+    let mut options = Options::parse(&variables)?;
+    change(&mut options);
+    Process::join(Place::parse(&variables)?, options)
 }
 
 /// All environment variables whose names and values are text.

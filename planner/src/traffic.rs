@@ -31,7 +31,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::{chunk_len, chunk_lens};
-use quintet_collectives::plan::{CollectiveShape, bytes_sent};
+use quintet_collectives::cost;
+use quintet_collectives::plan::CollectiveShape;
 use quintet_collectives::{Axis, DType, DeviceMesh, Factor, Order};
 use quintet_zero::WholeGrads;
 
@@ -43,7 +44,7 @@ mod context;
 mod experts;
 
 pub(crate) use experts::arriving;
-pub use experts::{Routing, row_copy_bytes, rows, tokens_of};
+pub use experts::{Routing, row_copy_bytes, rows, rows_by, tokens_of};
 
 /// Payload bytes by group.
 pub type Traffic = BTreeMap<String, u64>;
@@ -68,10 +69,24 @@ pub fn step(
     batch: &Batch,
     types: WireTypes,
 ) -> Result<Vec<Traffic>, Error> {
+    step_by(&cost::Model::default(), model, layout, batch, types)
+}
+
+/// The same where the communicators choose their plans by `choice`.
+///
+/// # Errors
+/// As [`step`], and where it admits no plan.
+pub fn step_by(
+    choice: &cost::Model,
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+) -> Result<Vec<Traffic>, Error> {
     let mesh = mesh(layout)?;
     (0..mesh.world())
         .map(|rank| {
-            let mut sum = Sum::new(&mesh, layout, rank);
+            let mut sum = Sum::new(choice, &mesh, layout, rank);
             for chunk in 0..layout.chunks() {
                 sum.layers(model, batch, types, chunk)?;
                 sum.context(model, batch, types, chunk)?;
@@ -95,6 +110,7 @@ pub fn total(ranks: &[Traffic]) -> Traffic {
 }
 
 struct Sum<'a> {
+    choice: &'a cost::Model,
     mesh: &'a DeviceMesh,
     layout: &'a Layout,
     rank: usize,
@@ -103,13 +119,14 @@ struct Sum<'a> {
 }
 
 impl<'a> Sum<'a> {
-    fn new(mesh: &'a DeviceMesh, layout: &'a Layout, rank: usize) -> Self {
+    fn new(choice: &'a cost::Model, mesh: &'a DeviceMesh, layout: &'a Layout, rank: usize) -> Self {
         let order = if layout.any_order {
             Order::Any
         } else {
             Order::Rank
         };
         Self {
+            choice,
             mesh,
             layout,
             rank,
@@ -128,7 +145,8 @@ impl<'a> Sum<'a> {
         times: usize,
     ) -> Result<(), Error> {
         if world > 1 && times > 0 {
-            let once = bytes_sent(shape, place, world, dtype, self.order)?;
+            let plan = self.choice.plan(shape.clone(), world, dtype, self.order)?;
+            let once = plan.bytes_sent(place, dtype);
             *self.traffic.entry(String::from(group)).or_default() += once * times as u64;
         }
         Ok(())

@@ -2,25 +2,26 @@
 //!
 //! ```text
 //! quintet bench all_reduce --ranks 4                      threads of this process
-//! quintet bench all_reduce --ranks 4 --transport tcp      processes, which this one starts
+//! quintet bench all_reduce --ranks 4 --transport shm      processes, which this one starts
 //! mpirun -n 4 quintet bench all_reduce --transport tcp    processes that somebody started
 //! quintet bench kernels                                   times for `quintet plan --times`
 //! ```
 
-use std::ffi::OsString;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use quintet_collectives::bench::{Bench, Row, Timing, algbw, busbw, calibrate};
-use quintet_collectives::cost::{Constants, Model, parse, write};
-use quintet_collectives::launch::Launch;
+use quintet_collectives::cost::{Constants, Model, write};
 use quintet_collectives::plan::Operation;
-use quintet_collectives::{Communicator, Order, Transport, World, from_env};
+use quintet_collectives::process::from_env_with;
+use quintet_collectives::{Communicator, Order, Transport, World};
 use serde_json::json;
 
+use crate::choice::saved;
 use crate::cli::print;
 use crate::failure::{Exit, Failure};
-use crate::job::Dtype;
+use crate::job::{Dtype, Ranks};
+use crate::launch::again;
 
 mod kernels;
 
@@ -29,8 +30,8 @@ mod kernels;
 pub struct BenchJob {
     /// What is measured, how often.
     pub bench: Bench,
-    /// Over what; `local` is threads.
-    pub transport: Over,
+    /// What the ranks are, and what they speak over.
+    pub transport: Ranks,
     /// Ranks, where this program starts them.
     pub ranks: usize,
     /// The least and the most bytes, and what they grow by.
@@ -51,29 +52,6 @@ pub struct BenchJob {
     pub launched: bool,
 }
 
-/// What ranks speak over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
-    /// Threads.
-    Local,
-    /// Processes, Unix sockets.
-    Unix,
-    /// Processes, TCP.
-    Tcp,
-}
-
-impl Over {
-    /// The name on the command line and in files of constants.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Unix => "unix",
-            Self::Tcp => "tcp",
-        }
-    }
-}
-
 /// Seconds that each part of a calibration takes, about.
 const PATIENCE: f64 = 0.2;
 
@@ -86,27 +64,15 @@ pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
     if let Some((dtype, threads)) = job.kernels {
         return kernels::kernels(dtype, threads);
     }
-    if job.launched {
-        return from_env()?.run(|comm| perform(job, comm));
-    }
-    if job.transport == Over::Local {
-        let exits = World::new(job.ranks)?.go(|comm| perform(job, comm))?;
-        return Ok(exits.into_iter().next().unwrap_or(Exit::Fine));
-    }
-    let program = std::env::current_exe()
-        .map_err(|e| Failure::usage(format!("this program cannot be started again: {e}")))?;
-    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let ended = Launch::new(job.ranks, program)
-        .args(args)
-        .env("QUINTET_TRANSPORT", job.transport.name())
-        .bare()
-        .run()?;
-    match ended.code() {
-        0 => Ok(Exit::Fine),
-        code if code == Exit::Mismatch as i32 => Ok(Exit::Mismatch),
-        code => Err(Failure::aborted(format!(
-            "a rank of the benchmark ended with exit code {code}"
-        ))),
+    match job.transport {
+        Ranks::Processes(over) if job.launched => {
+            from_env_with(|options| options.kind = over.kind())?.run(|comm| perform(job, comm))
+        }
+        Ranks::Processes(_) => again(job.ranks),
+        Ranks::Threads => {
+            let exits = World::new(job.ranks)?.go(|comm| perform(job, comm))?;
+            Ok(exits.into_iter().next().unwrap_or(Exit::Fine))
+        }
     }
 }
 
@@ -159,8 +125,10 @@ fn perform<T: Transport + Send + 'static>(
 
 /// The model that chooses: saved constants where there are some for this transport.
 fn model(job: &BenchJob) -> Result<Model, Failure> {
-    let name = job.transport.name();
-    let mut within = Constants::of(name).unwrap_or(Constants::LOCAL);
+    let name = job.transport.transport();
+    // What `auto` takes between processes of one host.
+    let usual = if name == "auto" { "shm" } else { name };
+    let mut within = Constants::of(usual).unwrap_or(Constants::LOCAL);
     if let Some(path) = &job.constants
         && let Some((_, saved)) = saved(path)?.into_iter().find(|(n, _)| n == name)
     {
@@ -177,18 +145,9 @@ fn model(job: &BenchJob) -> Result<Model, Failure> {
     })
 }
 
-/// The constants in a file; none where there is no file.
-fn saved(path: &Path) -> Result<Vec<(String, Constants)>, Failure> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => parse(&text).map_err(|e| Failure::data(format!("{}: {e}", path.display()))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(Failure::file("read", path, &e)),
-    }
-}
-
 /// Prints what was measured and, where a file is named, writes it there beside what is in it.
 fn keep(job: &BenchJob, found: Constants) -> Result<(), Failure> {
-    let name = job.transport.name().to_string();
+    let name = job.transport.transport().to_string();
     let text = write(&[(name.clone(), found)]);
     if let Some(path) = &job.constants {
         let mut all = saved(path)?;
@@ -212,7 +171,7 @@ fn head(job: &BenchJob, world: usize) -> String {
         "# {} over {}, {world} ranks, order {}; size in bytes, time in us (p50, then p99), bandwidth in GB/s\n\
          #{:>11} {:>11} {:>5} {:>5} {:>9} {:>9} {:>7} {:>7} {:>6} | {:>9} {:>9} {:>7} {:>7} {:>6} | {:>9}  {}\n",
         job.bench.op,
-        job.transport.name(),
+        job.transport.transport(),
         job.order,
         "size",
         "count",
@@ -266,7 +225,7 @@ fn objects(job: &BenchJob, world: usize, row: &Row) -> String {
     let object = |timing: Timing, in_place: bool| {
         let object = json!({
             "op": job.bench.op.name(),
-            "transport": job.transport.name(),
+            "transport": job.transport.transport(),
             "ranks": world,
             "bytes": row.bytes,
             "in_place": in_place,

@@ -9,7 +9,7 @@ use quintet_zero::checkpoint::{About, find};
 
 use crate::data::{Corpus, Part};
 use crate::failure::Failure;
-use crate::job::{DataSource, Job};
+use crate::job::{DataSource, Job, Ranks};
 
 /// What a run writes into a checkpoint of its own, and goes on from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,7 +69,12 @@ impl Fingerprint {
 pub fn about(job: &Job, corpus: &Corpus, step: u64) -> Result<About, Failure> {
     let l = &job.layout;
     let origin = Origin {
-        saved: job.clone(),
+        // What ranks were is none of what was learnt: the same run leaves the same files.
+        saved: Job {
+            ranks: Ranks::default(),
+            constants: None,
+            ..job.clone()
+        },
         text: Fingerprint::of(corpus),
         steps: step,
     };

@@ -10,6 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use quintet_collectives::environment::Variables;
 use quintet_planner::config::Batch;
 
 use crate::bench::BenchJob;
@@ -23,13 +24,14 @@ mod apply;
 mod args;
 mod bench;
 mod plan;
+mod ranks;
 mod refuse;
 #[cfg(test)]
 mod tests;
 mod trace;
 mod words;
 
-use apply::Base;
+use apply::{Base, Told};
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,12 +80,12 @@ pub enum Weights {
     Checkpoint(PathBuf),
 }
 
-/// Reads the command line; `env` looks up an environment variable.
+/// Reads the command line and the environment.
 ///
 /// # Errors
 /// Exit 2 for what cannot be understood, is not built or cannot be laid out; 3 for a model file
 /// that cannot be read.
-pub fn parse<I>(arguments: I, env: impl Fn(&str) -> Option<String>) -> Result<Command, Failure>
+pub fn parse<I>(arguments: I, env: &Variables) -> Result<Command, Failure>
 where
     I: IntoIterator,
     I::Item: Into<OsString>,
@@ -97,18 +99,26 @@ where
     {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => return Err(Failure::usage(sentence(&error))),
-        Err(help) => return Ok(Command::Print(painted(&help, &env))),
+        Err(help) => return Ok(Command::Print(painted(&help, env))),
     };
     // A launcher may itself be launched: its ranks are told their own places.
-    if !matches!(cli.subcommand, Some(Sub::Launch(_) | Sub::Bench(_))) {
-        refuse::environment(&env)?;
-    }
+    let place = match cli.subcommand {
+        Some(Sub::Launch(_)) => None,
+        _ => ranks::launched(env)?,
+    };
+    let told = Told {
+        env,
+        launched: place.as_ref(),
+    };
+    let alone = |subcommand| refuse::several(subcommand, told.launched);
     match cli.subcommand {
-        None => apply::job(Base::train(Job::demo()), &cli.job).and_then(train),
-        Some(Sub::Train(args)) => apply::job(Base::train(Job::default()), &args).and_then(train),
+        None => apply::job(Base::train(Job::demo()), &cli.job, told).and_then(train),
+        Some(Sub::Train(args)) => {
+            apply::job(Base::train(Job::default()), &args, told).and_then(train)
+        }
         Some(Sub::Verify(args)) => {
             refuse::any_output("verify", &args.job.output)?;
-            let job = apply::job(Base::own_batch(Job::verify()), &args.job)?;
+            let job = apply::job(Base::own_batch(Job::verify()), &args.job, told)?;
             if job.dtype != Dtype::F64 && job.optimizer.kind == OptimizerKind::AdamW {
                 return Err(Failure::usage(
                     "verify compares AdamW in f64 alone, for in a narrower type the rounding of a gradient near 0 decides a whole step; give --dtype f64 or --optimizer sgd",
@@ -119,20 +129,27 @@ where
                 json: args.json,
             })
         }
-        Some(Sub::Eval(args)) => eval(&args),
-        Some(Sub::Plan(args)) => Ok(Command::Plan(Box::new(args.plan()?))),
-        Some(Sub::Bench(args)) => args
-            .job(refuse::launched(&env).is_some())
-            .map(Command::Bench),
-        Some(Sub::Convert(args)) => Ok(Command::Convert(Convert {
-            from: args.from,
-            to: args.to,
-        })),
-        Some(Sub::Trace(args)) => match &args.recorder {
-            Some(folder) => crate::flight::describe(folder),
-            None => trace::describe(&args.schedule()?),
+        Some(Sub::Eval(args)) => eval(&args, told),
+        Some(Sub::Plan(args)) => {
+            alone("plan")?;
+            Ok(Command::Plan(Box::new(args.plan()?)))
         }
-        .map(Command::Print),
+        Some(Sub::Bench(args)) => args.job(told).map(Command::Bench),
+        Some(Sub::Convert(args)) => {
+            alone("convert")?;
+            Ok(Command::Convert(Convert {
+                from: args.from,
+                to: args.to,
+            }))
+        }
+        Some(Sub::Trace(args)) => {
+            alone("trace")?;
+            match &args.recorder {
+                Some(folder) => crate::flight::describe(folder),
+                None => trace::describe(&args.schedule()?),
+            }
+            .map(Command::Print)
+        }
         Some(Sub::Launch(args)) => Ok(Command::Launch {
             ranks: args.ranks.get(),
             command: args.command,
@@ -176,7 +193,7 @@ fn train(job: Job) -> Result<Command, Failure> {
     Ok(Command::Train(job))
 }
 
-fn eval(args: &EvalArgs) -> Result<Command, Failure> {
+fn eval(args: &EvalArgs, told: Told<'_>) -> Result<Command, Failure> {
     let weights = match (&args.load, &args.model.model) {
         (Some(_), Some(_)) => {
             return Err(Failure::usage(
@@ -208,7 +225,8 @@ fn eval(args: &EvalArgs) -> Result<Command, Failure> {
         defaults.batch.seq = saved.batch.seq;
     }
     let base = Base::own_batch(defaults);
-    let job = apply::job_without_steps(base, &args.layout, &args.model, &args.batch, &args.device)?;
+    let (batch, device) = (&args.batch, &args.device);
+    let job = apply::job_without_steps(base, &args.layout, &args.model, batch, device, told)?;
     refuse::emulated(job.device)?;
     Ok(Command::Eval {
         job,
@@ -371,8 +389,8 @@ fn sentence(error: &clap::Error) -> String {
     format!("{line}; see quintet --help")
 }
 
-fn painted(help: &clap::Error, env: &impl Fn(&str) -> Option<String>) -> String {
-    let plain = env("NO_COLOR").is_some_and(|value| !value.is_empty());
+fn painted(help: &clap::Error, env: &Variables) -> String {
+    let plain = env.get("NO_COLOR").is_some_and(|value| !value.is_empty());
     let text = help.render();
     if std::io::stdout().is_terminal() && !plain {
         text.ansi().to_string()

@@ -1,13 +1,14 @@
 //! Mean loss over a text, under any layout.
 
 use std::fmt;
+use std::marker::PhantomData;
 
-use quintet_collectives::transport::local::World;
-use quintet_collectives::{Axis, DeviceMesh};
+use quintet_collectives::{Axis, Communicator, DeviceMesh, Transport};
 use quintet_kernels::{Cpu, Scalar, bf16};
 use serde::Serialize;
 
 use crate::cli::Weights;
+use crate::crew::{Crew, Work};
 use crate::data::{Corpus, Part, Sample};
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
@@ -52,6 +53,20 @@ impl fmt::Display for Evaluation {
 /// # Errors
 /// Where text or parameters cannot be read, or a rank fails.
 pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluation, Failure> {
+    let found = evaluate_in(&Crew::threads(job)?, job, weights, corpus)?;
+    found.ok_or_else(|| Failure::aborted("rank 0 left no result"))
+}
+
+/// [`evaluate`] wherever the ranks are; a result where rank 0 is.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn evaluate_in(
+    crew: &Crew,
+    job: &Job,
+    weights: &Weights,
+    corpus: &Corpus,
+) -> Result<Option<Evaluation>, Failure> {
     job.check()?;
     weights::belong_to(job, weights)?;
     has_room(job)?;
@@ -60,25 +75,68 @@ pub fn evaluate(job: &Job, weights: &Weights, corpus: &Corpus) -> Result<Evaluat
         .windows(Part::Whole, job.batch.seq, job.pack_documents)?
         .collect();
     match job.dtype {
-        Dtype::F64 => evaluate_as::<f64>(job, weights, &windows),
-        Dtype::F32 => evaluate_as::<f32>(job, weights, &windows),
-        Dtype::Bf16 => evaluate_as::<bf16>(job, weights, &windows),
+        Dtype::F64 => Evaluating::<f64>::of(crew, job, weights, windows),
+        Dtype::F32 => Evaluating::<f32>::of(crew, job, weights, windows),
+        Dtype::Bf16 => Evaluating::<bf16>::of(crew, job, weights, windows),
     }
 }
 
-fn evaluate_as<E: Scalar>(
-    job: &Job,
-    weights: &Weights,
-    windows: &[Sample],
-) -> Result<Evaluation, Failure> {
-    let folder: Option<Tensors> = match weights {
-        Weights::Folder(path) => Some(weights::read(path, &job.model)?),
-        Weights::Checkpoint(_) => None,
-    };
-    let found = World::new(job.layout.world())?.go(|comm| {
+/// The work of [`evaluate_in`].
+struct Evaluating<'a, E> {
+    job: &'a Job,
+    weights: &'a Weights,
+    folder: Option<Tensors>,
+    windows: Vec<Sample>,
+    dtype: PhantomData<fn() -> E>,
+}
+
+impl<'a, E: Scalar> Evaluating<'a, E> {
+    fn of(
+        crew: &Crew,
+        job: &'a Job,
+        weights: &'a Weights,
+        windows: Vec<Sample>,
+    ) -> Result<Option<Evaluation>, Failure> {
+        let folder = match weights {
+            Weights::Folder(path) => Some(weights::read(path, &job.model)?),
+            Weights::Checkpoint(_) => None,
+        };
+        let work = Self {
+            job,
+            weights,
+            folder,
+            windows,
+            dtype: PhantomData,
+        };
+        let Some(found) = crew.go(&work)? else {
+            return Ok(None);
+        };
+        let (loss, tokens) = found.first().copied().unwrap_or_default();
+        let loss = loss / tokens;
+        if !loss.is_finite() {
+            return Err(Failure::aborted(format!(
+                "the loss is {loss}: the parameters are not finite"
+            )));
+        }
+        Ok(Some(Evaluation {
+            loss,
+            tokens: tokens as u64,
+        }))
+    }
+}
+
+impl<E: Scalar> Work for Evaluating<'_, E> {
+    /// Sum of losses and tokens, the same on all ranks; rank 0's is not told.
+    type Left = (f64, f64);
+
+    fn rank<T: Transport + Send + 'static>(
+        &self,
+        comm: Communicator<T>,
+    ) -> Result<(f64, f64), Failure> {
+        let job = self.job;
         let device = Cpu::new(job.threads_per_rank);
         let mut rank = Rank::<_, _, E>::new(job, device, comm, Begin::Init)?;
-        match (weights, &folder) {
+        match (self.weights, &self.folder) {
             (Weights::Checkpoint(root), _) => rank.load(root, false)?,
             (Weights::Folder(_), tensors) => rank.fill_with(|entry, index| {
                 let tensor = tensors.as_ref().and_then(|all| all.get(&entry.spec.name));
@@ -88,20 +146,15 @@ fn evaluate_as<E: Scalar>(
                     .unwrap_or(f64::NAN)
             })?,
         }
-        let mine = share(windows.to_vec(), job, &rank.mesh, rank.rank);
-        rank.evaluate(&mine)
-    })?;
-    let (loss, tokens) = found.first().copied().unwrap_or_default();
-    let loss = loss / tokens;
-    if !loss.is_finite() {
-        return Err(Failure::aborted(format!(
-            "the loss is {loss}: the parameters are not finite"
-        )));
+        let mine = share(self.windows.clone(), job, &rank.mesh, rank.rank);
+        let (loss, tokens) = rank.evaluate(&mine)?;
+        // JSON has no number for what is none; rank 0 finds it itself.
+        Ok(if rank.rank == 0 {
+            (loss, tokens)
+        } else {
+            (0.0, tokens)
+        })
     }
-    Ok(Evaluation {
-        loss,
-        tokens: tokens as u64,
-    })
 }
 
 /// The windows of a replica as microbatches of the job's shape: microbatch m goes to replica m mod

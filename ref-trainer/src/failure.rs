@@ -4,11 +4,13 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use serde::{Deserialize, Serialize};
+
 use crate::data::DataError;
 use crate::model_config::ModelError;
 
 /// Exit codes of every subcommand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Exit {
     /// All is well.
@@ -23,6 +25,21 @@ pub enum Exit {
     Aborted = 5,
 }
 
+impl Exit {
+    /// The meaning of an exit code of this program.
+    #[must_use]
+    pub fn of(code: i32) -> Option<Self> {
+        let all = [
+            Self::Fine,
+            Self::Usage,
+            Self::Data,
+            Self::Mismatch,
+            Self::Aborted,
+        ];
+        all.into_iter().find(|&exit| exit as i32 == code)
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         ExitCode::from(exit as u8)
@@ -30,12 +47,37 @@ impl From<Exit> for ExitCode {
 }
 
 /// What is wrong and what would be right, in one sentence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// For scripts.
     pub exit: Exit,
     /// For the person; no full stop, no line break.
     pub sentence: String,
+    /// The rank whose end this is a consequence of, where it is one.
+    pub lost: Option<usize>,
+}
+
+/// The variable under which a rank's failure goes to the process that started it, which says the
+/// first cause once for all, and not to the person.
+pub const TO_PARENT: &str = "QUINTET_FAILURE_TO_PARENT";
+
+/// What a line on stderr begins with that is a failure for that process.
+const MARK: &str = "\u{1e}quintet failed ";
+
+impl Failure {
+    /// The failure in a line of a rank's output, if it is one.
+    #[must_use]
+    pub fn in_line(line: &[u8]) -> Option<Self> {
+        serde_json::from_slice(line.strip_prefix(MARK.as_bytes())?).ok()
+    }
+
+    fn line(&self) -> String {
+        let parent = std::env::var_os(TO_PARENT).is_some();
+        match serde_json::to_string(self) {
+            Ok(text) if parent => format!("{MARK}{text}\n"),
+            _ => format!("quintet: {self}\n"),
+        }
+    }
 }
 
 /// Ends the program: what went wrong goes to stderr, its code to the caller.
@@ -44,7 +86,7 @@ pub fn end(result: Result<Exit, Failure>) -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "quintet: {failure}");
+            let _ = io::stderr().write_all(failure.line().as_bytes());
             failure.exit.into()
         }
     }
@@ -56,6 +98,7 @@ impl Failure {
         Self {
             exit: Exit::Usage,
             sentence: one_line(sentence.into()),
+            lost: None,
         }
     }
 
@@ -64,6 +107,7 @@ impl Failure {
         Self {
             exit: Exit::Data,
             sentence: one_line(sentence.into()),
+            lost: None,
         }
     }
 
@@ -72,6 +116,7 @@ impl Failure {
         Self {
             exit: Exit::Mismatch,
             sentence: one_line(sentence.into()),
+            lost: None,
         }
     }
 
@@ -80,6 +125,7 @@ impl Failure {
         Self {
             exit: Exit::Aborted,
             sentence: one_line(sentence.into()),
+            lost: None,
         }
     }
 
@@ -117,6 +163,10 @@ impl From<quintet_collectives::Error> for Failure {
         match error {
             quintet_collectives::Error::Layout(sentence)
             | quintet_collectives::Error::Environment(sentence) => Self::usage(sentence),
+            quintet_collectives::Error::PeerLost { rank, .. } => Self {
+                lost: Some(rank),
+                ..Self::aborted(error.to_string())
+            },
             other => Self::aborted(other.to_string()),
         }
     }

@@ -15,8 +15,11 @@ use crate::model_config::Model;
 
 mod check;
 mod mirror;
+mod ranks;
 #[cfg(test)]
 mod tests;
+
+pub use ranks::{Over, Ranks};
 
 /// Everything a run needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,6 +59,14 @@ pub struct Job {
     pub optimizer: OptimizerOptions,
     /// Held-out loss is taken every so many steps; 0 is never.
     pub eval_interval: u64,
+    /// What ranks are.
+    pub ranks: Ranks,
+    /// This process is one rank of those that a launcher has started; a fact of this process and
+    /// not of the job.
+    #[serde(skip)]
+    pub launched: bool,
+    /// Constants that plans are chosen by, as `bench --calibrate` saves them.
+    pub constants: Option<PathBuf>,
     /// Threads each rank computes with.
     pub threads_per_rank: usize,
     /// Folder checkpoints are written to.
@@ -275,6 +286,9 @@ impl Default for Job {
             steps: 300,
             optimizer: OptimizerOptions::default(),
             eval_interval: 50,
+            ranks: Ranks::Threads,
+            launched: false,
+            constants: None,
             threads_per_rank: 1,
             save: None,
             load: None,
@@ -362,6 +376,12 @@ impl Job {
             optimizer: self.optimizer,
             ..next
         }
+    }
+
+    /// Whether this process is to start the ranks as processes, and is none of them.
+    #[must_use]
+    pub fn starts_processes(&self) -> bool {
+        matches!(self.ranks, Ranks::Processes(_)) && !self.launched
     }
 
     /// What of its samples does not count.

@@ -3,9 +3,11 @@
 
 pub mod bench;
 pub mod checkpoint;
+pub mod choice;
 pub mod cli;
 pub mod compare;
 pub mod convert;
+pub mod crew;
 pub mod data;
 pub mod eval;
 pub mod failure;

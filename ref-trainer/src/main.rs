@@ -5,35 +5,46 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use quintet_collectives::process::environment;
 use quintet_ref_trainer::bench::bench;
 use quintet_ref_trainer::cli::{self, Command};
 use quintet_ref_trainer::convert::convert;
+use quintet_ref_trainer::crew::Crew;
 use quintet_ref_trainer::data::Samples;
-use quintet_ref_trainer::eval::evaluate;
-use quintet_ref_trainer::failure::{Exit, Failure, end};
+use quintet_ref_trainer::eval::evaluate_in;
+use quintet_ref_trainer::failure::{Exit, Failure, TO_PARENT, end};
 use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
-use quintet_ref_trainer::launch::launch;
+use quintet_ref_trainer::launch::{again, launch};
 use quintet_ref_trainer::plan::plan;
 use quintet_ref_trainer::train::train;
-use quintet_ref_trainer::verify::verify;
+use quintet_ref_trainer::verify::verify_in;
 
 fn main() -> ExitCode {
-    let env = |name: &str| std::env::var(name).ok();
-    end(cli::parse(std::env::args_os(), env).and_then(perform))
+    end(cli::parse(std::env::args_os(), &environment()).and_then(perform))
 }
 
 fn perform(command: Command) -> Result<Exit, Failure> {
     match command {
+        // Started again by itself, this program is each of the ranks.
+        Command::Train(job) | Command::Verify { job, .. } | Command::Eval { job, .. }
+            if job.starts_processes() =>
+        {
+            again(job.layout.world())
+        }
         Command::Train(job) => train(&job, &stop_on_interrupt()?),
         Command::Verify { job, json } => prove(&job, &samples(&job)?, json),
         Command::Eval { job, weights, json } => {
-            let found = evaluate(&job, &weights, &corpus(&job)?)?;
-            cli::print(&if json {
-                found.json()?
-            } else {
-                found.to_string()
-            })?;
+            let text = corpus(&job)?;
+            let found = Crew::with(&job, &text, |crew| evaluate_in(crew, &job, &weights, &text))?;
+            // Where rank 0 is not, nothing is said.
+            if let Some(found) = found {
+                cli::print(&if json {
+                    found.json()?
+                } else {
+                    found.to_string()
+                })?;
+            }
             Ok(Exit::Fine)
         }
         Command::Bench(job) => bench(&job),
@@ -48,7 +59,10 @@ fn perform(command: Command) -> Result<Exit, Failure> {
 }
 
 fn prove(job: &Job, samples: &Samples, json: bool) -> Result<Exit, Failure> {
-    let verdict = verify(job, samples)?;
+    let verdict = Crew::with(job, samples.corpus(), |crew| verify_in(crew, job, samples))?;
+    let Some(verdict) = verdict else {
+        return Ok(Exit::Fine);
+    };
     cli::print(&if json {
         verdict.json()?
     } else {
@@ -72,11 +86,19 @@ fn stop_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
         } else {
             "stopping after this step; once more stops at once"
         };
-        let _ = writeln!(std::io::stderr(), "quintet: {what}");
+        if !of_many() {
+            let _ = writeln!(std::io::stderr(), "quintet: {what}");
+        }
         if again {
             std::process::exit(i32::from(Exit::Aborted as u8));
         }
     })
     .map_err(|e| Failure::aborted(format!("interrupts cannot be handled: {e}")))?;
     Ok(stop)
+}
+
+/// Whether another rank says for this one what is said of all.
+fn of_many() -> bool {
+    std::env::var_os(TO_PARENT).is_some()
+        && std::env::var_os("QUINTET_RANK").is_some_and(|rank| rank != "0")
 }

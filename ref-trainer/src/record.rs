@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use quintet_collectives::Communicator;
 use quintet_collectives::communicator::DEFAULT_DEADLINE;
 use quintet_collectives::transport::local::{Local, World};
+use quintet_collectives::{Communicator, Transport};
 use quintet_kernels::{Collectives, Cpu, Meter, Scalar, Tag, bf16};
 use quintet_planner::states::{Bytes, Memory};
 use quintet_planner::traffic::tokens_of;
+use serde::{Deserialize, Serialize};
 
 use crate::compare::Tensors;
+use crate::crew::{Crew, Work};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{DeviceKind, Dtype, Job};
@@ -38,7 +41,7 @@ pub struct Step {
 }
 
 /// The hash of what one rank holds of one parameter.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     /// Step after whose update it was taken.
     pub step: u64,
@@ -77,51 +80,111 @@ pub struct Record {
 /// A rank of a recorded run.
 pub type Recorded<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
 
+/// What one rank leaves of it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Part {
+    /// Rank 0's alone, which has them all.
+    #[serde(skip)]
+    steps: Vec<Step>,
+    held: Vec<Held>,
+    stale: String,
+    bytes: BTreeMap<String, u64>,
+    /// At rest and at the highest.
+    memory: BTreeMap<String, (u64, u64)>,
+    /// The most bytes of activations, with what backward and messages had besides.
+    highest: u64,
+    /// The tokens of a microbatch that it holds.
+    tokens: Vec<usize>,
+    /// Step by step: microbatch, layer, and what each of these tokens chose there.
+    choices: Vec<Vec<(usize, usize, Vec<i32>)>>,
+}
+
 /// Runs the job's steps from `begin`, as many rank threads as its layout has.
 ///
 /// # Errors
 /// The first cause that ended the run.
 pub fn record(job: &Job, samples: &Samples, begin: Begin) -> Result<Record, Failure> {
-    let world = World::new(job.layout.world())?;
-    match (job.device, job.dtype) {
-        (DeviceKind::Cpu, Dtype::F64) => record_on::<f64>(&world, job, samples, begin, |_| Ok(())),
-        (DeviceKind::Cpu, Dtype::F32) => record_on::<f32>(&world, job, samples, begin, |_| Ok(())),
-        (DeviceKind::Cpu, Dtype::Bf16) => {
-            record_on::<bf16>(&world, job, samples, begin, |_| Ok(()))
-        }
-        (DeviceKind::Emulated, dtype) => record_emulated(&world, job, dtype, samples, begin),
-    }
+    let crew = Crew::threads(job)?;
+    // Where all ranks are, rank 0 is.
+    Ok(record_in(&crew, job, samples, begin)?.unwrap_or_default())
 }
 
-/// On an emulated GPU a rank, whose choices follow the job's seed and the rank.
-#[cfg(feature = "emulated")]
-fn record_emulated(
-    world: &World,
+/// [`record`] wherever the ranks are; a record where rank 0 is.
+///
+/// # Errors
+/// The first cause that ended the run.
+pub fn record_in(
+    crew: &Crew,
     job: &Job,
-    dtype: Dtype,
     samples: &Samples,
     begin: Begin,
-) -> Result<Record, Failure> {
-    use quintet_kernels::Gpu;
-    use quintet_kernels::emulated::Emulated;
-    use quintet_kernels::launch::Arch;
-    let wait = DEFAULT_DEADLINE;
-    let device = |rank: usize| {
-        let seed = job.seed.wrapping_mul(1 << 20).wrapping_add(rank as u64);
-        Ok(Gpu::new(Emulated::new(Arch(80), seed))?)
-    };
-    match dtype {
-        Dtype::F64 => record_with::<_, f64>(world, wait, job, samples, begin, device, |_| Ok(())),
-        Dtype::F32 => record_with::<_, f32>(world, wait, job, samples, begin, device, |_| Ok(())),
-        Dtype::Bf16 => record_with::<_, bf16>(world, wait, job, samples, begin, device, |_| Ok(())),
+) -> Result<Option<Record>, Failure> {
+    match job.dtype {
+        Dtype::F64 => Recording::<f64>::of(crew, job, samples, begin),
+        Dtype::F32 => Recording::<f32>::of(crew, job, samples, begin),
+        Dtype::Bf16 => Recording::<bf16>::of(crew, job, samples, begin),
     }
 }
 
-#[cfg(not(feature = "emulated"))]
-fn record_emulated(_: &World, _: &Job, _: Dtype, _: &Samples, _: Begin) -> Result<Record, Failure> {
-    Err(Failure::usage(
-        "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",
-    ))
+/// The work of [`record_in`].
+struct Recording<'a, E> {
+    job: &'a Job,
+    samples: &'a Samples,
+    begin: Begin,
+    dtype: PhantomData<fn() -> E>,
+}
+
+impl<'a, E: Scalar> Recording<'a, E> {
+    fn of(
+        crew: &Crew,
+        job: &'a Job,
+        samples: &'a Samples,
+        begin: Begin,
+    ) -> Result<Option<Record>, Failure> {
+        let work = Self {
+            job,
+            samples,
+            begin,
+            dtype: PhantomData,
+        };
+        Ok(crew.go(&work)?.map(|parts| joined(job, parts)))
+    }
+
+    fn on<B: Device, T: Transport + Send + 'static>(
+        &self,
+        device: B,
+        comm: Communicator<T>,
+    ) -> Result<Part, Failure>
+    where
+        Communicator<T>: Collectives<B>,
+    {
+        let rank = Rank::<_, _, E>::new(self.job, device, comm, self.begin)?;
+        steps(rank, self.job, self.samples)
+    }
+}
+
+impl<E: Scalar> Work for Recording<'_, E> {
+    type Left = Part;
+
+    fn rank<T: Transport + Send + 'static>(&self, comm: Communicator<T>) -> Result<Part, Failure> {
+        match self.job.device {
+            DeviceKind::Cpu => self.on(Cpu::new(self.job.threads_per_rank), comm),
+            #[cfg(feature = "emulated")]
+            DeviceKind::Emulated => {
+                use quintet_kernels::Gpu;
+                use quintet_kernels::emulated::Emulated;
+                use quintet_kernels::launch::Arch;
+                // Its choices follow the job's seed and the rank.
+                let seed = self.job.seed.wrapping_mul(1 << 20);
+                let seed = seed.wrapping_add(comm.rank() as u64);
+                self.on(Gpu::new(Emulated::new(Arch(80), seed))?, comm)
+            }
+            #[cfg(not(feature = "emulated"))]
+            DeviceKind::Emulated => Err(Failure::usage(
+                "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",
+            )),
+        }
+    }
 }
 
 /// [`record`] on a world made beforehand; `prepare` may change each rank before its first step.
@@ -170,85 +233,99 @@ pub fn record_with<B: Device, E: Scalar>(
 where
     Communicator<Local>: Collectives<B>,
 {
-    let ranks = world.go(|comm| {
+    let parts = world.go(|comm| {
         let comm = comm.with_deadline(deadline);
         let device = device(comm.rank())?;
         let mut rank = Rank::<_, _, E>::new(job, device, comm, begin)?;
         prepare(&mut rank)?;
-        let (mut steps, mut held, mut stale) = (Vec::new(), Vec::new(), String::new());
-        let (mut choices, mut saved) = (Vec::new(), 0);
-        rank.device.meter().reset_peak();
-        for step in 1..=job.steps {
-            let done = rank.accumulate(samples, step, false)?;
-            let grads = rank.full_grads()?;
-            choices.push(done.choices);
-            saved = done.saved.max(saved);
-            rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
-            let params = rank.full_weights()?;
-            if job.dtype.has_masters() && stale.is_empty() {
-                stale = not_rounded::<E>(&rank.full_params()?, &params, step);
-            }
-            held.extend(hashes(&rank, step)?);
-            if rank.rank == 0 {
-                let (loss, count, norm) = (done.loss, done.count, done.norm);
-                steps.push(Step {
-                    loss,
-                    count,
-                    norm,
-                    grads,
-                    params,
-                    load: done.load,
-                });
-            }
-        }
-        let bytes = rank
-            .traffic()
-            .into_iter()
-            .map(|(name, t)| (name.to_string(), t.bytes));
-        let bytes = bytes.filter(|(_, b)| *b > 0).collect();
-        let memory = counted(rank.device.meter(), saved);
-        let highest = rank.device.meter().peak(Tag::Activation) as u64;
-        let tokens = tokens_of(&rank.mesh, rank.rank, &job.batch);
-        Ok::<_, Failure>((
-            steps,
-            held,
-            stale,
-            bytes,
-            (memory, highest),
-            (tokens, choices),
-        ))
+        steps(rank, job, samples)
     })?;
+    Ok(joined(job, parts))
+}
+
+/// A rank's steps.
+fn steps<B: Device, T: Transport + Send + 'static, E: Scalar>(
+    mut rank: Rank<'_, B, Communicator<T>, E>,
+    job: &Job,
+    samples: &Samples,
+) -> Result<Part, Failure>
+where
+    Communicator<T>: Collectives<B>,
+{
+    let (mut part, mut saved) = (Part::default(), 0);
+    rank.device.meter().reset_peak();
+    for step in 1..=job.steps {
+        let done = rank.accumulate(samples, step, false)?;
+        let grads = rank.full_grads()?;
+        saved = done.saved.max(saved);
+        let choices = done.choices.into_iter();
+        let choices = choices.map(|((microbatch, layer), chosen)| (microbatch, layer, chosen));
+        part.choices.push(choices.collect());
+        rank.update(learning_rate(step, job.steps, &job.optimizer), done.norm)?;
+        let params = rank.full_weights()?;
+        if job.dtype.has_masters() && part.stale.is_empty() {
+            part.stale = not_rounded::<E>(&rank.full_params()?, &params, step);
+        }
+        part.held.extend(hashes(&rank, step)?);
+        if rank.rank == 0 {
+            let (loss, count, norm) = (done.loss, done.count, done.norm);
+            part.steps.push(Step {
+                loss,
+                count,
+                norm,
+                grads,
+                params,
+                load: done.load,
+            });
+        }
+    }
+    let bytes = rank
+        .traffic()
+        .into_iter()
+        .map(|(name, t)| (name.to_string(), t.bytes));
+    part.bytes = bytes.filter(|(_, b)| *b > 0).collect();
+    part.memory = counted(rank.device.meter(), saved);
+    part.highest = rank.device.meter().peak(Tag::Activation) as u64;
+    part.tokens = tokens_of(&rank.mesh, rank.rank, &job.batch);
+    Ok(part)
+}
+
+/// What all ranks have left.
+fn joined(job: &Job, parts: Vec<Part>) -> Record {
     let mut record = Record::default();
-    for (steps, held, stale, bytes, (memory, highest), (tokens, choices)) in ranks {
-        for (step, choices) in choices.into_iter().enumerate() {
+    for part in parts {
+        for (step, choices) in part.choices.into_iter().enumerate() {
             if record.choices.len() == step {
                 record.choices.push(no_choices(job));
             }
-            join(job, &tokens, choices, &mut record.choices[step]);
+            join(job, &part.tokens, choices, &mut record.choices[step]);
         }
         if record.stale.is_empty() {
-            record.stale = stale;
+            record.stale = part.stale;
         }
-        record.memory.push(memory);
-        record.highest.push(highest);
-        record.steps.extend(steps);
-        record.held.push(held);
-        record.bytes.push(bytes);
+        let bytes = |(at_rest, peak)| Bytes { at_rest, peak };
+        let memory = part.memory.into_iter();
+        record
+            .memory
+            .push(memory.map(|(name, held)| (name, bytes(held))).collect());
+        record.highest.push(part.highest);
+        record.steps.extend(part.steps);
+        record.held.push(part.held);
+        record.bytes.push(part.bytes);
     }
-    Ok(record)
+    record
 }
 
 /// What the meter has counted since its peaks were last reset, in the categories that are planned; of
 /// activations what forward had `saved` at the most.
-fn counted(meter: &Meter, saved: u64) -> Memory {
+fn counted(meter: &Meter, saved: u64) -> BTreeMap<String, (u64, u64)> {
     let planned = [Tag::Param, Tag::Grad, Tag::Optimizer, Tag::Activation];
     let bytes = planned.map(|tag| {
         let peak = match tag {
             Tag::Activation => saved,
             _ => meter.peak(tag) as u64,
         };
-        let at_rest = meter.now(tag) as u64;
-        (tag.name().to_string(), Bytes { at_rest, peak })
+        (tag.name().to_string(), (meter.now(tag) as u64, peak))
     });
     bytes.into()
 }
@@ -262,14 +339,9 @@ fn no_choices(job: &Job) -> Choices {
 }
 
 /// Puts what a rank's `tokens` chose where it belongs.
-fn join(
-    job: &Job,
-    tokens: &[usize],
-    choices: BTreeMap<(usize, usize), Vec<i32>>,
-    all: &mut Choices,
-) {
+fn join(job: &Job, tokens: &[usize], choices: Vec<(usize, usize, Vec<i32>)>, all: &mut Choices) {
     let topk = job.model.moe.map_or(1, |moe| moe.topk);
-    for ((microbatch, layer), chosen) in choices {
+    for (microbatch, layer, chosen) in choices {
         let Some(slots) = all.get_mut(microbatch).and_then(|m| m.get_mut(layer)) else {
             continue;
         };

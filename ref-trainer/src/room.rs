@@ -1,6 +1,8 @@
 //! Is there room for a job on this machine? Asked before anything is built, and answered from a
 //! handful of products, so that a model of any size is refused at once.
 
+use quintet_collectives::environment::Place;
+use quintet_collectives::process::environment;
 use quintet_planner::memory::microbatch;
 use quintet_planner::model::parameters;
 
@@ -8,12 +10,21 @@ use crate::failure::Failure;
 use crate::job::{Job, OptimizerKind};
 use crate::report::human::{bytes, count};
 
-/// Refuses a job that cannot fit in this machine's memory, its ranks all being threads of it.
+/// Refuses a job that cannot fit in this machine's memory: all of its ranks, or those that a launcher
+/// has started here.
 ///
 /// # Errors
 /// Exit 2 where the least that it needs is more than there is.
 pub fn has_room(job: &Job) -> Result<(), Failure> {
-    fits(job, least(job), memory())
+    let world = job.layout.world();
+    let here = if job.launched {
+        // A launcher that does not say how many of them are here has this one here.
+        Place::parse(&environment())?.local_world.unwrap_or(1)
+    } else {
+        world
+    };
+    let share = least(job) / world.max(1) as u128;
+    fits(job, share.saturating_mul(here as u128), memory())
 }
 
 /// Bytes over all ranks that a step cannot do without: each replica (of what ZeRO shards, each group

@@ -12,35 +12,43 @@
 //! it, and may overlap. Without a [`Recorder`] nothing is looked at, timed or kept; with one that is
 //! off, an operation costs one load of a flag.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use quintet_collectives::{Observed, Observer};
 use quintet_parallel_layers::pipeline::Action;
+use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
 
 use crate::groups::label;
 
+/// A name that this program made.
+pub type Word = &'static str;
+
 /// What a span is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// A whole step, by number.
     Step(u64),
     /// A part of a step that is no action of the pipeline.
-    Phase(&'static str),
+    Phase(#[serde(deserialize_with = "word")] Word),
     /// An action of the pipeline.
-    Action(Action),
+    Action(#[serde(with = "ActionDef")] Action),
     /// An operation of a communicator.
     Operation(Operation),
 }
 
 /// An operation of a communicator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     /// Its name, as in `all_reduce`, `send`, `recv`.
-    pub op: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub op: Word,
     /// The axis or group it is counted under.
-    pub group: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub group: Word,
     /// Of a message the other end, as a global rank.
     pub peer: Option<usize>,
     /// Of a message its tag, of a collective its number in the group.
@@ -52,7 +60,7 @@ pub struct Operation {
 }
 
 /// A piece of time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// What it is.
     pub what: What,
@@ -63,13 +71,49 @@ pub struct Span {
 }
 
 /// What one rank recorded.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
     /// In the order in which they ended.
     pub spans: Vec<Span>,
     /// Spans that found no room.
     pub dropped: u64,
 }
+
+/// How an action is spelt between processes.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Action")]
+#[rustfmt::skip]
+enum ActionDef {
+    Gather { chunk: usize },
+    Release { chunk: usize },
+    RecvForward { mb: usize, chunk: usize, from: usize },
+    Forward { mb: usize, chunk: usize },
+    SendForward { mb: usize, chunk: usize, to: usize },
+    RecvBackward { mb: usize, chunk: usize, from: usize },
+    BackwardInput { mb: usize, chunk: usize, segment: usize },
+    BackwardWeight { mb: usize, chunk: usize, segment: usize },
+    SendBackward { mb: usize, chunk: usize, to: usize },
+    ReduceGrads { chunk: usize, bucket: usize },
+}
+
+/// A name from another process, kept once for good: there are only those that this program has.
+fn word<'de, D: Deserializer<'de>>(from: D) -> Result<Word, D::Error> {
+    static WORDS: Mutex<BTreeSet<Word>> = Mutex::new(BTreeSet::new());
+    let text = String::deserialize(from)?;
+    let mut words = WORDS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(word) = words.get(text.as_str()) {
+        return Ok(word);
+    }
+    if words.len() == WORDS_MOST {
+        return Err(D::Error::custom("another rank uses too many names"));
+    }
+    let word: Word = Box::leak(text.into_boxed_str());
+    words.insert(word);
+    Ok(word)
+}
+
+/// More names than any program of ours has.
+const WORDS_MOST: usize = 1000;
 
 /// The most spans that a rank keeps: what a step of a real run has, many times over.
 pub const MOST: usize = 1 << 18;
@@ -192,6 +236,39 @@ mod tests {
         ] {
             assert_eq!(label(name), want, "{name}");
         }
+    }
+
+    #[test]
+    fn a_recording_goes_to_another_process_and_is_the_same_there() {
+        let operation = Operation {
+            op: "send",
+            group: "pp",
+            peer: Some(3),
+            number: 9,
+            bytes: 1 << 40,
+            started: true,
+        };
+        let (mb, chunk) = (1, 0);
+        let segment = 2;
+        let all = [
+            What::Step(7),
+            What::Phase("token count"),
+            What::Operation(operation),
+            What::Action(Action::BackwardInput { mb, chunk, segment }),
+            What::Action(Action::SendForward { mb, chunk, to: 4 }),
+        ];
+        let spans = all.map(|what| Span {
+            what,
+            begin: 1,
+            end: u64::MAX,
+        });
+        let recording = Recording {
+            spans: spans.to_vec(),
+            dropped: 2,
+        };
+        let text = serde_json::to_string(&recording).unwrap();
+        let back: Recording = serde_json::from_str(&text).unwrap();
+        assert_eq!(back, recording);
     }
 
     #[test]

@@ -1,31 +1,34 @@
-//! Training: ranks as threads, steps reported as they end, and at the end the proof.
+//! Training: ranks as threads or processes, steps reported as they end, and at the end the proof.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use quintet_collectives::transport::local::World;
-use quintet_collectives::{Communicator, ReduceOp, recorder, transport::local::Local};
-use quintet_kernels::{Backend, Collectives, Cpu, Optimizer, Scalar, Tag, bf16};
-use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
+use quintet_collectives::{Communicator, ReduceOp, Transport, recorder};
+use quintet_kernels::{Backend, Cpu, Optimizer, Scalar, Tag, bf16};
+use serde::{Deserialize, Serialize};
 
+use crate::crew::{Crew, Work};
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
 use crate::job::{Dtype, Job};
-use crate::load::Load;
 use crate::lock::Lock;
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
-use crate::report::{ExpertReport, Reporter, Seen, StepReport};
+use crate::report::{Reporter, Seen, StepReport};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
 use crate::spans::{Recorder, What};
-use crate::step::Gradients;
+
+mod measure;
+
+use measure::{measure, reduce};
 
 /// What a rank tells the console.
 enum News {
@@ -34,8 +37,10 @@ enum News {
 }
 
 /// What a rank leaves when the run ends well.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 struct Left {
+    /// Rank 0's alone.
+    #[serde(skip)]
     proofs: Vec<Proof>,
     /// Bytes sent in training steps, by group.
     bytes: BTreeMap<String, u64>,
@@ -45,8 +50,8 @@ struct Left {
     seen: Vec<Seen>,
 }
 
-/// Trains as the job says; prints, writes the run's folder and, where the job asks for it, proves
-/// the run against one device.
+/// Trains as the job says; where rank 0 is, prints, writes the run's folder and, where the job asks
+/// for it, proves the run against one device.
 ///
 /// # Errors
 /// The first cause that ended the run; a proof that fails.
@@ -57,45 +62,15 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
         Some(root) => crate::checkpoint::steps_done(job, samples.corpus(), root)?,
         None => 0,
     };
-    let _saving = match &job.save {
-        Some(root) => {
-            crate::checkpoint::probe(root)?;
-            Some(Lock::folder(root, "save")?)
+    let ran = Crew::with(job, samples.corpus(), |crew| {
+        if crew.leads() {
+            lead(crew, job, &samples, done, stop)
+        } else {
+            run(crew, job, &samples, done, stop, None).map(|_| None)
         }
-        None => None,
-    };
-    let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
-    let (sender, news) = channel();
-    let ran = std::thread::scope(|scope| {
-        let ranks = scope.spawn(|| match job.dtype {
-            Dtype::F64 => run::<f64>(job, &samples, done, stop, sender),
-            Dtype::F32 => run::<f32>(job, &samples, done, stop, sender),
-            Dtype::Bf16 => run::<bf16>(job, &samples, done, stop, sender),
-        });
-        let mut written = Ok(());
-        for item in news {
-            // A console that fails stops the run, but the ranks come to their end together.
-            let shown = match item {
-                News::Step(report) => reporter.step(&report),
-                News::Note(text) => reporter.note(&text),
-            };
-            if shown.is_err() && written.is_ok() {
-                written = shown;
-                stop.store(true, Ordering::Relaxed);
-            }
-        }
-        let left = ranks
-            .join()
-            .unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
-        written.and(left)
-    });
-    let left = match ran {
-        Ok(left) => left,
-        Err(failure) => {
-            // What ended the run is what is said; that stdout is lost too is not.
-            let _ = reporter.finish(None, &[]);
-            return Err(failure);
-        }
+    })?;
+    let Some((reporter, left)) = ran else {
+        return Ok(Exit::Fine);
     };
     if left.stopped || !job.prove {
         reporter.finish(None, &left.seen)?;
@@ -115,69 +90,165 @@ pub fn train(job: &Job, stop: &Arc<AtomicBool>) -> Result<Exit, Failure> {
     }
 }
 
-/// Starts the ranks and joins what they leave.
-fn run<E: Scalar>(
+/// Runs what ranks are here, rank 0 among them, and reports the steps beside it.
+fn lead(
+    crew: &Crew,
     job: &Job,
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
-    sender: Sender<News>,
-) -> Result<Left, Failure> {
-    let sender = std::sync::Mutex::new(Some(sender));
-    let epoch = Instant::now();
-    let world = World::new(job.layout.world())?;
-    let ranks = world.go(|comm| {
-        let mut taken = None;
-        if comm.rank() == 0 {
-            taken = sender.lock().ok().and_then(|mut s| s.take());
+) -> Result<Option<(Reporter, Left)>, Failure> {
+    let _saving = match &job.save {
+        Some(root) => {
+            crate::checkpoint::probe(root)?;
+            Some(Lock::folder(root, "save")?)
         }
-        let comm = match &job.recorder {
+        None => None,
+    };
+    let mut reporter = Reporter::start(job, &forecast(job, samples.corpus())?, done)?;
+    let (sender, news) = channel();
+    let ran = std::thread::scope(|scope| {
+        let ranks = scope.spawn(|| run(crew, job, samples, done, stop, Some(sender)));
+        let mut written = Ok(());
+        for item in news {
+            // A console that fails stops the run, but the ranks come to their end together.
+            let shown = match item {
+                News::Step(report) => reporter.step(&report),
+                News::Note(text) => reporter.note(&text),
+            };
+            if shown.is_err() && written.is_ok() {
+                written = shown;
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+        let left = ranks
+            .join()
+            .unwrap_or_else(|_| Err(Failure::aborted("a rank's thread panicked")));
+        written.and(left)
+    });
+    match ran {
+        Ok(left) => Ok(left.map(|left| (reporter, left))),
+        Err(failure) => {
+            // What ended the run is what is said; that stdout is lost too is not.
+            let _ = reporter.finish(None, &[]);
+            Err(failure)
+        }
+    }
+}
+
+/// Lets the ranks that are here train, and joins what all leave.
+fn run(
+    crew: &Crew,
+    job: &Job,
+    samples: &Samples,
+    done: u64,
+    stop: &AtomicBool,
+    sender: Option<Sender<News>>,
+) -> Result<Option<Left>, Failure> {
+    let ranks = match job.dtype {
+        Dtype::F64 => Training::<f64>::of(crew, job, samples, done, stop, sender),
+        Dtype::F32 => Training::<f32>::of(crew, job, samples, done, stop, sender),
+        Dtype::Bf16 => Training::<bf16>::of(crew, job, samples, done, stop, sender),
+    }?;
+    Ok(ranks.map(|ranks| {
+        let mut all = Left::default();
+        for left in ranks {
+            all.proofs.extend(left.proofs);
+            for (group, bytes) in left.bytes {
+                *all.bytes.entry(group).or_default() += bytes;
+            }
+            (all.steps, all.stopped) = (left.steps, left.stopped);
+            all.seen.extend(left.seen);
+        }
+        all
+    }))
+}
+
+/// The work of [`run`].
+struct Training<'a, E> {
+    crew: &'a Crew,
+    job: &'a Job,
+    samples: &'a Samples,
+    /// Steps behind the run.
+    done: u64,
+    stop: &'a AtomicBool,
+    /// Rank 0's, where it is here.
+    sender: Mutex<Option<Sender<News>>>,
+    epoch: Instant,
+    dtype: PhantomData<fn() -> E>,
+}
+
+impl<'a, E: Scalar> Training<'a, E> {
+    fn of(
+        crew: &'a Crew,
+        job: &'a Job,
+        samples: &'a Samples,
+        done: u64,
+        stop: &'a AtomicBool,
+        sender: Option<Sender<News>>,
+    ) -> Result<Option<Vec<Left>>, Failure> {
+        crew.go(&Self {
+            crew,
+            job,
+            samples,
+            done,
+            stop,
+            sender: Mutex::new(sender),
+            epoch: Instant::now(),
+            dtype: PhantomData,
+        })
+    }
+}
+
+impl<E: Scalar> Work for Training<'_, E> {
+    type Left = Left;
+
+    fn rank<T: Transport + Send + 'static>(&self, comm: Communicator<T>) -> Result<Left, Failure> {
+        let mut news = None;
+        if comm.rank() == 0 {
+            news = self.sender.lock().ok().and_then(|mut s| s.take());
+        }
+        let comm = match &self.job.recorder {
             None => comm,
             Some(folder) => {
                 let flight = recorder::Recorder::in_folder(folder, comm.rank(), recorder::SLOTS)?;
                 comm.with_recorder(&Arc::new(flight))
             }
         };
-        run_rank::<E>(
-            job,
-            samples,
-            done,
-            stop,
-            (comm, Recorder::new(epoch)),
-            taken,
-        )
-    })?;
-    let mut all = Left::default();
-    for left in ranks {
-        all.proofs.extend(left.proofs);
-        for (group, bytes) in left.bytes {
-            *all.bytes.entry(group).or_default() += bytes;
+        let spans = Recorder::new(self.crew.epoch(&comm, self.epoch)?);
+        let comm = comm.with_observer(spans.clone());
+        let device = Cpu::new(self.job.threads_per_rank);
+        let mut rank = Rank::<_, _, E>::new(self.job, device, comm, Begin::Init)?;
+        if let Some(root) = &self.job.load {
+            rank.load(root, true)?;
         }
-        (all.steps, all.stopped) = (left.steps, left.stopped);
-        all.seen.extend(left.seen);
+        rank.recorder = Some(spans.clone());
+        steps(
+            rank,
+            self.samples,
+            self.done,
+            self.stop,
+            &spans,
+            news.as_ref(),
+        )
     }
-    Ok(all)
 }
 
-type LocalRank<'a, E> = Rank<'a, Cpu, Communicator<Local>, E>;
+type CpuRank<'a, T, E> = Rank<'a, Cpu, Communicator<T>, E>;
 
-fn run_rank<E: Scalar>(
-    job: &Job,
+/// A rank's steps.
+fn steps<T: Transport + Send + 'static, E: Scalar>(
+    mut rank: CpuRank<'_, T, E>,
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
-    (comm, recorder): (Communicator<Local>, Arc<Recorder>),
-    news: Option<Sender<News>>,
+    recorder: &Arc<Recorder>,
+    news: Option<&Sender<News>>,
 ) -> Result<Left, Failure> {
-    let comm = comm.with_observer(recorder.clone());
-    let mut rank = LocalRank::<E>::new(job, Cpu::new(job.threads_per_rank), comm, Begin::Init)?;
-    if let Some(root) = &job.load {
-        rank.load(root, true)?;
-    }
-    rank.recorder = Some(recorder.clone());
+    let job = rank.job;
     let mut seen = Seen::default();
     let recorded = job.recorded_steps(done);
-    let say = |item| news.as_ref().map(|sender| sender.send(item));
+    let say = |item| news.map(|sender| sender.send(item));
     let mut left = Left::default();
     for step in done + 1..=job.steps {
         let start = Instant::now();
@@ -240,9 +311,9 @@ fn run_rank<E: Scalar>(
 
 /// Adds a step to what a rank saw: what it held at most (where `memory` is the step's own), and what
 /// it sent to whom.
-fn see<E: Scalar>(
+fn see<T: Transport + Send + 'static, E: Scalar>(
     seen: &mut Seen,
-    rank: &LocalRank<'_, E>,
+    rank: &CpuRank<'_, T, E>,
     memory: bool,
     before: BTreeMap<&'static str, BTreeMap<usize, u64>>,
 ) {
@@ -250,7 +321,7 @@ fn see<E: Scalar>(
         *most = (*most).max(rank.device.meter().peak(tag) as u64);
     }
     for (group, receivers) in rank.sent_to() {
-        let sum = seen.sent.entry(group).or_default();
+        let sum = seen.sent.entry(group.to_string()).or_default();
         for (to, bytes) in receivers {
             let earlier = before.get(group).and_then(|sent| sent.get(&to));
             *sum.entry(to).or_default() += bytes - earlier.copied().unwrap_or(0);
@@ -268,7 +339,10 @@ fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
 }
 
 /// The full state before a step.
-fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof, Failure> {
+fn begin_proof<T: Transport + Send + 'static, E: Scalar>(
+    rank: &CpuRank<'_, T, E>,
+    number: u64,
+) -> Result<Proof, Failure> {
     Ok(Proof {
         number,
         before: rank.full_weights()?,
@@ -278,113 +352,9 @@ fn begin_proof<E: Scalar>(rank: &LocalRank<'_, E>, number: u64) -> Result<Proof,
     })
 }
 
-/// The step's report, joined over ranks beside the traffic of training.
-fn measure<E: Scalar>(
-    rank: &mut LocalRank<'_, E>,
-    done: &Gradients,
-    before: &BTreeMap<&'static str, crate::groups::Traffic>,
-    seconds: f64,
-    bytes: &mut BTreeMap<String, u64>,
-) -> Result<StepReport, Failure> {
-    let (places, stage) = (rank.schedule.route().places(), rank.stage_index());
-    let world = rank.mesh.world() as f64;
-    let mut sums = vec![0.0; 3 * places];
-    for (chunk, times) in done.times.iter().enumerate() {
-        let place = rank.schedule.route().place(stage, chunk);
-        sums[3 * place..3 * place + 3].copy_from_slice(&[
-            times.forward,
-            times.backward_input,
-            times.backward_weight,
-        ]);
-    }
-    // Under the same labels on every rank.
-    let after = rank.traffic();
-    for (axis, a) in &after {
-        let b = before.get(axis).copied().unwrap_or_default();
-        let sent = a.bytes - b.bytes;
-        sums.extend([sent as f64, (a.blocked - b.blocked).as_secs_f64()]);
-        if sent > 0 {
-            *bytes.entry(axis.to_string()).or_default() += sent;
-        }
-    }
-    let mut peaks: Vec<f64> = Tag::ALL
-        .iter()
-        .map(|&tag| rank.device.meter().peak(tag) as f64)
-        .collect();
-    reduce(rank, &mut sums, ReduceOp::Sum)?;
-    reduce(rank, &mut peaks, ReduceOp::Max)?;
-    let (times, groups) = sums.split_at(3 * places);
-    let by_axis = after
-        .keys()
-        .zip(groups.chunks(2))
-        .filter(|(_, g)| g[0] > 0.0);
-    let mut report = StepReport {
-        loss: done.loss,
-        grad_norm: done.norm,
-        tokens: done.count as u64,
-        tokens_per_s: done.count / seconds,
-        step_ms: seconds * 1e3,
-        bubble: bubble(rank, times)?,
-        experts: experts(&done.load),
-        ..StepReport::default()
-    };
-    for (axis, group) in by_axis {
-        report.bytes.insert(axis.to_string(), group[0] as u64);
-        report
-            .comm_wait_ms
-            .insert(axis.to_string(), group[1] * 1e3 / world);
-    }
-    let memory = Tag::ALL.iter().zip(peaks);
-    report.memory_bytes = memory
-        .map(|(tag, bytes)| (tag.name().to_string(), bytes as u64))
-        .collect();
-    Ok(report)
-}
-
-/// What the routers did; none without experts.
-fn experts(load: &Load) -> Option<ExpertReport> {
-    (!load.counts.is_empty()).then(|| ExpertReport {
-        aux_loss: load.aux,
-        z_loss: load.z,
-        imbalance: load.imbalance(),
-        dropped: load.dropped_share(),
-        load: load.counts.clone(),
-    })
-}
-
-/// The idle share of the schedule, played with the CPU times that its passes took.
-fn bubble<E: Scalar>(rank: &LocalRank<'_, E>, times: &[f64]) -> Result<f64, Failure> {
-    let passes = rank.schedule.microbatches() * (rank.mesh.world() / rank.job.layout.pp);
-    let each = 1.0 / passes.max(1) as f64;
-    let chunks = times.chunks(3).map(|t| StageTime {
-        forward: t[0] * each,
-        backward_input: t[1] * each,
-        backward_weight: t[2] * each,
-    });
-    let played = simulate(
-        &rank.schedule,
-        &Durations {
-            chunks: chunks.collect(),
-            message: 0.0,
-        },
-    )?;
-    Ok(played.bubble())
-}
-
-/// Reduces numbers over all ranks, beside the traffic of training.
-fn reduce<E: Scalar>(
-    rank: &LocalRank<'_, E>,
-    values: &mut [f64],
-    op: ReduceOp,
-) -> Result<(), Failure> {
-    let mut buf = rank.device.upload(Tag::Scratch, values)?;
-    Collectives::<Cpu>::all_reduce(&rank.groups.report, Cpu::whole_mut(&mut buf), op)?;
-    Ok(rank.device.download(Cpu::whole(&buf), values)?)
-}
-
 /// Mean loss on the part of the text that is never learnt from; none where it is too short.
-fn held_out<E: Scalar>(
-    rank: &mut LocalRank<'_, E>,
+fn held_out<T: Transport + Send + 'static, E: Scalar>(
+    rank: &mut CpuRank<'_, T, E>,
     corpus: &Corpus,
 ) -> Result<Option<f64>, Failure> {
     let (seq, packed) = (rank.job.batch.seq, rank.job.pack_documents);
@@ -403,8 +373,8 @@ fn held_out<E: Scalar>(
 }
 
 /// Saves all ranks' parts under `root`.
-fn write<E: Scalar>(
-    rank: &LocalRank<'_, E>,
+fn write<T: Transport + Send + 'static, E: Scalar>(
+    rank: &CpuRank<'_, T, E>,
     corpus: &Corpus,
     root: &Path,
     step: u64,

@@ -17,16 +17,18 @@ use quintet_planner::states::{self, Bytes, Memory};
 use quintet_planner::traffic::{self, Routing, WireTypes};
 use serde::Serialize;
 
+use crate::choice::choice;
 use crate::compare::{
     Difference, Tensors, compare, compare_sized, relative_scalar, relative_scalar_above,
 };
+use crate::crew::Crew;
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job, OptimizerKind};
 use crate::load::Load;
 use crate::oracle::{self, AdamW, Params, Rounding, Sgd, Ties, Way};
 use crate::rank::{Begin, rule};
-use crate::record::{Choices, Record, Step, record};
+use crate::record::{Choices, Record, Step, record, record_in};
 use crate::room::has_room;
 use crate::schedule_lr::learning_rate;
 use crate::tolerance::{Each, SEEDS, bounds, floor, tie, units};
@@ -231,16 +233,39 @@ pub fn verify(job: &Job, samples: &Samples) -> Result<Verdict, Failure> {
     Ok(judge(job, &evidence(job, samples)?))
 }
 
+/// [`verify`] wherever the ranks are; a verdict where rank 0 is, which compares alone.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_in(crew: &Crew, job: &Job, samples: &Samples) -> Result<Option<Verdict>, Failure> {
+    has_room(job)?;
+    let run = || record_in(crew, job, samples, Begin::Random);
+    if !crew.leads() {
+        return run().map(|_| None);
+    }
+    let evidence = evidence_of(job, samples, || Ok(run()?.unwrap_or_default()))?;
+    Ok(Some(judge(job, &evidence)))
+}
+
 /// Runs what [`judge`] compares.
 ///
 /// # Errors
 /// As [`verify`].
 pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
+    evidence_of(job, samples, || record(job, samples, Begin::Random))
+}
+
+/// The same where `run` runs the layout, which it does once.
+fn evidence_of(
+    job: &Job,
+    samples: &Samples,
+    run: impl Fn() -> Result<Record, Failure>,
+) -> Result<Evidence, Failure> {
     // Where tokens go is the oracle's word, and in f64 stands before the first message of the layout;
     // in a narrower type the oracle has ties broken as the layout breaks them.
     let (mut ours, ties) = (None, job.model.moe.is_some() && job.dtype != Dtype::F64);
     if ties {
-        ours = Some(record(job, samples, Begin::Random)?);
+        ours = Some(run()?);
     }
     let told = ours.as_ref().map_or(&[][..], |ours| &ours.choices);
     let (truth, routing, ties) = oracle_steps(job, samples, told)?;
@@ -263,7 +288,7 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
         most,
         ours: match ours {
             Some(ours) => ours,
-            None => record(job, samples, Begin::Random)?,
+            None => run()?,
         },
         twin: record(&twin_of(job), samples, Begin::Random)?.steps,
         scatter,
@@ -277,8 +302,14 @@ pub fn evidence(job: &Job, samples: &Samples) -> Result<Evidence, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
-    let types = wire_types(job);
-    Ok(traffic::step(&job.model, &job.layout, &job.batch, types)?)
+    let (choice, types) = (choice(job)?, wire_types(job));
+    Ok(traffic::step_by(
+        &choice,
+        &job.model,
+        &job.layout,
+        &job.batch,
+        types,
+    )?)
 }
 
 /// Bytes that each rank sends in a step to move the rows of experts, were they routed so.
@@ -286,8 +317,9 @@ pub fn predicted_ranks(job: &Job) -> Result<Vec<traffic::Traffic>, Failure> {
 /// # Errors
 /// Where the layout cannot be.
 pub fn predicted_rows(job: &Job, routing: &Routing) -> Result<Vec<traffic::Traffic>, Failure> {
-    let types = wire_types(job);
-    Ok(traffic::rows(
+    let (choice, types) = (choice(job)?, wire_types(job));
+    Ok(traffic::rows_by(
+        &choice,
         &job.model,
         &job.layout,
         &job.batch,

@@ -243,7 +243,7 @@ fn bad_layouts_are_one_sentence_with_what_would_do() {
         }
         for line in case.instead {
             let all = std::iter::once("quintet".to_string()).chain(words(line));
-            if let Err(failure) = cli::parse(all, |_| None) {
+            if let Err(failure) = cli::parse(all, &Default::default()) {
                 panic!("{} was advised and is refused: {failure}", line);
             }
         }

@@ -17,6 +17,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use quintet_collectives::chunk::{chunk, chunk_len, chunk_lens};
+use quintet_collectives::cost;
 use quintet_collectives::plan::CollectiveShape;
 use quintet_collectives::{Axis, DType, DeviceMesh, IndexMap};
 
@@ -50,9 +51,31 @@ pub fn rows(
     types: WireTypes,
     routing: &Routing,
 ) -> Result<Vec<Traffic>, Error> {
+    rows_by(
+        &cost::Model::default(),
+        model,
+        layout,
+        batch,
+        types,
+        routing,
+    )
+}
+
+/// The same where the communicators choose their plans by `choice`.
+///
+/// # Errors
+/// As [`rows`], and where it admits no plan.
+pub fn rows_by(
+    choice: &cost::Model,
+    model: &ModelConfig,
+    layout: &Layout,
+    batch: &Batch,
+    types: WireTypes,
+    routing: &Routing,
+) -> Result<Vec<Traffic>, Error> {
     let mesh = mesh(layout)?;
     let mut sums: Vec<Sum<'_>> = (0..mesh.world())
-        .map(|rank| Sum::new(&mesh, layout, rank))
+        .map(|rank| Sum::new(choice, &mesh, layout, rank))
         .collect();
     let Some(moe) = model.moe.filter(|_| layout.ep * layout.etp > 1) else {
         return Ok(sums.into_iter().map(|sum| sum.traffic).collect());

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use quintet_collectives::environment::{Place, Variables};
 use quintet_parallel_layers::Recompute;
 use quintet_parallel_layers::pipeline::ScheduleKind;
 use quintet_planner::config::{Layout, ModelConfig, MoeConfig};
@@ -10,12 +11,21 @@ use quintet_planner::config::{Layout, ModelConfig, MoeConfig};
 use super::args::{
     BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
 };
-use super::refuse;
 use super::words::{ReductionOrder, Schedule};
+use super::{ranks, refuse};
 use crate::checkpoint::job_of;
 use crate::failure::Failure;
 use crate::job::{DataSource, Job};
 use crate::model_config::Model;
+
+/// What this process was told beside its arguments.
+#[derive(Clone, Copy)]
+pub(super) struct Told<'a> {
+    /// The environment.
+    pub env: &'a Variables,
+    /// Its place, where a launcher has started it as a rank.
+    pub launched: Option<&'a Place>,
+}
 
 /// Where a job starts from.
 pub(super) struct Base {
@@ -78,7 +88,7 @@ impl Base {
 }
 
 /// Refuses what is not built, fills in the rest and judges the whole.
-pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
+pub(super) fn job(base: Base, args: &JobArgs, told: Told<'_>) -> Result<Job, Failure> {
     let device = &args.device;
     refuse::device(device)?;
     let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
@@ -89,6 +99,7 @@ pub(super) fn job(base: Base, args: &JobArgs) -> Result<Job, Failure> {
     optimiser(&mut job, &args.optimiser, chosen);
     output(&mut job, &args.output);
     job.check()?;
+    started(&mut job, device, told)?;
     Ok(job)
 }
 
@@ -99,11 +110,20 @@ pub(super) fn job_without_steps(
     model: &ModelArgs,
     batch: &BatchArgs,
     device: &DeviceArgs,
+    told: Told<'_>,
 ) -> Result<Job, Failure> {
     refuse::device(device)?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
+    started(&mut base.job, device, told)?;
     Ok(base.job)
+}
+
+/// Who starts the ranks.
+fn started(job: &mut Job, device: &DeviceArgs, told: Told<'_>) -> Result<(), Failure> {
+    job.ranks = ranks::ranks((device.launch, device.transport), told, job.ranks)?;
+    job.launched = told.launched.is_some();
+    ranks::fit(job, told.launched)
 }
 
 fn parts(
@@ -123,6 +143,9 @@ fn parts(
     lengths(base, batch);
     set(&mut base.job.dtype, device.dtype.map(Into::into));
     set(&mut base.job.device, device.device.map(Into::into));
+    if device.constants.is_some() {
+        base.job.constants.clone_from(&device.constants);
+    }
     set(&mut base.job.threads_per_rank, device.threads_per_rank);
     Ok(())
 }

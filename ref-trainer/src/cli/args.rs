@@ -241,12 +241,17 @@ pub(super) struct DeviceArgs {
     /// What computes [default: cpu]
     #[arg(long, value_enum)]
     pub device: Option<Device>,
-    /// What a rank is [default: threads]
+    /// What a rank is [default: threads; a process under a launcher, or where --transport is for
+    /// processes]
     #[arg(long, value_enum)]
     pub launch: Option<Launch>,
     /// What carries messages between ranks [default: auto]
     #[arg(long, value_enum)]
     pub transport: Option<Transport>,
+    /// Constants of this transport that plans are chosen by, as bench --calibrate --constants FILE saves
+    /// them [default: those of threads]
+    #[arg(long, value_name = "FILE")]
+    pub constants: Option<PathBuf>,
     /// Threads each rank computes with [default: 1]
     #[arg(long, value_name = "N")]
     pub threads_per_rank: Option<usize>,

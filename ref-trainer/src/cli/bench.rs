@@ -7,10 +7,12 @@ use quintet_collectives::Order;
 use quintet_collectives::bench::{Bench, OPERATIONS};
 use quintet_collectives::plan::Operation;
 
-use super::words::{DtypeWord, ReductionOrder, Transport, spelt};
-use crate::bench::{BenchJob, Over, operation};
+use super::apply::Told;
+use super::ranks;
+use super::words::{DtypeWord, ReductionOrder, Transport};
+use crate::bench::{BenchJob, operation};
 use crate::failure::Failure;
-use crate::job::Dtype;
+use crate::job::{Dtype, Ranks};
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
@@ -21,7 +23,7 @@ pub(super) struct BenchArgs {
     /// Ranks to start; under a launcher they are its
     #[arg(long, value_name = "N", default_value = "2")]
     ranks: std::num::NonZeroUsize,
-    /// Threads over local, processes over unix or tcp [default: local]
+    /// Threads over local, processes over the others [default: local; auto under a launcher]
     #[arg(long, value_enum)]
     transport: Option<Transport>,
     /// The least bytes, as in 8, 64k or 4M
@@ -72,11 +74,11 @@ pub(super) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// What is asked for; `launched`: a launcher has started this process as one of several.
+    /// What is asked for.
     ///
     /// # Errors
     /// Exit 2 for an operation or a transport that is none.
-    pub(super) fn job(self, launched: bool) -> Result<BenchJob, Failure> {
+    pub(super) fn job(self, told: Told<'_>) -> Result<BenchJob, Failure> {
         let kernels = self.kernels()?;
         let op = match self.op.as_deref() {
             None | Some(KERNELS) => Operation::AllReduce,
@@ -88,23 +90,7 @@ impl BenchArgs {
                 ))
             })?,
         };
-        let transport = match self.transport {
-            None | Some(Transport::Auto) if launched => Over::Tcp,
-            None | Some(Transport::Auto | Transport::Local) => Over::Local,
-            Some(Transport::Unix) => Over::Unix,
-            Some(Transport::Tcp) => Over::Tcp,
-            Some(other) => {
-                return Err(Failure::usage(format!(
-                    "--transport {} is not measured yet; use local, unix or tcp",
-                    spelt(other)
-                )));
-            }
-        };
-        if launched && transport == Over::Local {
-            return Err(Failure::usage(
-                "--transport local is threads of one process, and a launcher has started several; use unix or tcp",
-            ));
-        }
+        let transport = ranks::ranks((None, self.transport), told, Ranks::Threads)?;
         if self.minbytes > self.maxbytes {
             return Err(Failure::usage(format!(
                 "minbytes={} is more than maxbytes={}",
@@ -133,7 +119,7 @@ impl BenchArgs {
             calibrate: self.calibrate,
             kernels,
             json: self.json,
-            launched,
+            launched: told.launched.is_some(),
         })
     }
 }

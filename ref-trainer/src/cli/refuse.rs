@@ -3,22 +3,16 @@
 //! When a feature comes, its line here goes. Constraints between flags are not judged here but in
 //! [`Job::check`](crate::job::Job::check), which every job passes, wherever it came from.
 
+use quintet_collectives::environment::Place;
+
 use super::args::{DeviceArgs, OutputArgs};
-use super::words::{Device, Launch, Transport, spelt};
+use super::words::{Device, spelt};
 use crate::failure::Failure;
 use crate::job::DeviceKind;
 
 pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
     if let Some(device @ Device::Cuda) = args.device {
         return unbuilt("device", &spelt(device), "use cpu");
-    }
-    if let Some(Launch::Processes) = args.launch {
-        return unbuilt("launch", "processes", "use threads");
-    }
-    if let Some(transport) = args.transport
-        && !matches!(transport, Transport::Auto | Transport::Local)
-    {
-        return unbuilt("transport", &spelt(transport), "use auto or local");
     }
     Ok(())
 }
@@ -59,28 +53,15 @@ pub(super) fn any_output(subcommand: &str, args: &OutputArgs) -> Result<(), Fail
     }
 }
 
-/// Started as one process of several, this process would train alone and say nothing of it.
-pub(super) fn environment(env: &impl Fn(&str) -> Option<String>) -> Result<(), Failure> {
-    match launched(env) {
-        None => Ok(()),
-        Some((name, processes)) => Err(Failure::usage(format!(
-            "{name}={processes} says that a launcher started {processes} processes, but ranks as processes are not built yet; start quintet once, without the launcher, and its ranks run as threads"
+/// What works alone, started as one process of several, would do the same several times.
+pub(super) fn several(subcommand: &str, launched: Option<&Place>) -> Result<(), Failure> {
+    match launched {
+        Some(place) if place.world > 1 => Err(Failure::usage(format!(
+            "{subcommand} works in one process, and a launcher has started {}; start it once, without the launcher",
+            place.world
         ))),
+        _ => Ok(()),
     }
-}
-
-/// The variable by which a launcher says that it has started several processes, and how many.
-pub(super) fn launched(env: &impl Fn(&str) -> Option<String>) -> Option<(&'static str, u64)> {
-    let names = [
-        "QUINTET_WORLD_SIZE",
-        "WORLD_SIZE",
-        "OMPI_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-    ];
-    names.into_iter().find_map(|name| {
-        let processes: u64 = env(name)?.trim().parse().ok()?;
-        (processes > 1).then_some((name, processes))
-    })
 }
 
 pub(super) fn subcommand(name: &str) -> Failure {
@@ -89,7 +70,7 @@ pub(super) fn subcommand(name: &str) -> Failure {
     ))
 }
 
-fn unbuilt(flag: &str, value: &str, instead: &str) -> Result<(), Failure> {
+pub(super) fn unbuilt(flag: &str, value: &str, instead: &str) -> Result<(), Failure> {
     Err(Failure::usage(format!(
         "--{flag} {value} is not built yet; {instead}"
     )))

@@ -1,6 +1,6 @@
 use super::*;
 use crate::failure::Exit;
-use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind};
+use crate::job::{DataSource, Decay, Dtype, LogFormat, OptimizerKind, Over, Ranks};
 use crate::model_config::Model;
 use proptest::prelude::*;
 use quintet_parallel_layers::Recompute;
@@ -11,7 +11,7 @@ use quintet_planner::config::{Layout, MoeConfig};
 
 fn run(line: &str) -> Result<Command, Failure> {
     let words = std::iter::once("quintet").chain(line.split_whitespace());
-    parse(words, |_| None)
+    parse(words, &Variables::new())
 }
 
 fn train(line: &str) -> Job {
@@ -56,7 +56,7 @@ const CONTRACT: &str = "data-parallel-size tensor-parallel-size pipeline-paralle
     moe-shared-expert-intermediate-size moe-shared-expert-gate optimizer \
     lr min-lr lr-decay-style lr-warmup-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps \
     eval-interval steps train-iters micro-batch-size mbs global-batch-size gbs seq-length seq-len \
-    seed data data-path dtype device launch transport threads-per-rank save load save-interval \
+    seed data data-path dtype device launch transport constants threads-per-rank save load save-interval \
     run-dir metrics trace profile-step-start profile-step-end report tensorboard-dir log-format config mask-fraction \
     mask-samples prove quiet";
 
@@ -237,6 +237,7 @@ fn each_flag_reaches_the_job() {
         ("--dtype f64", |j| j.dtype = Dtype::F64),
         ("--dtype bf16", |j| j.dtype = Dtype::Bf16),
         ("--device cpu --launch threads --transport local", |_| {}),
+        ("--constants c.txt", |j| j.constants = Some("c.txt".into())),
         ("--threads-per-rank 3", |j| j.threads_per_rank = 3),
         ("--save a --save-interval 10", |j| {
             (j.save, j.save_interval) = (Some("a".into()), 10)
@@ -323,10 +324,6 @@ fn what_is_not_built_is_refused_by_name() {
     let cases = [
         "--device emulated",
         "--device cuda",
-        "--launch processes",
-        "--transport shm",
-        "--transport unix",
-        "--transport tcp",
         "--transport nccl",
         "--transport mpi",
     ];
@@ -428,18 +425,108 @@ fn slips_are_named_in_one_sentence() {
     assert_eq!(run("--model no/config.json").unwrap_err().exit, Exit::Data);
 }
 
+fn under(variables: &[(&str, &str)], line: &str) -> Result<Command, Failure> {
+    let env = variables
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.to_string()));
+    let words = std::iter::once("quintet").chain(line.split_whitespace());
+    parse(words, &env.collect())
+}
+
+#[test]
+fn ranks_are_what_launch_transport_and_the_launcher_say() {
+    use Ranks::{Processes, Threads};
+    for (flags, ranks) in [
+        ("", Threads),
+        ("--launch threads", Threads),
+        ("--launch threads --transport auto", Threads),
+        ("--transport local", Threads),
+        ("--transport auto", Threads),
+        ("--launch processes", Processes(Over::Auto)),
+        ("--launch processes --transport shm", Processes(Over::Shm)),
+        ("--transport unix", Processes(Over::Unix)),
+        ("--transport tcp", Processes(Over::Tcp)),
+    ] {
+        let job = train(&format!("train --dp 2 {flags}"));
+        assert_eq!((job.ranks, job.launched), (ranks, false), "{flags}");
+        assert_eq!(job.starts_processes(), ranks != Threads);
+    }
+    let torchrun = |world| [("RANK", "1"), ("WORLD_SIZE", world), ("MASTER_ADDR", "x")];
+    let ours = [("QUINTET_RANK", "0"), ("QUINTET_WORLD_SIZE", "1")];
+    let said = [("QUINTET_TRANSPORT", "unix"), ("SLURM_PROCID", "1")];
+    let srun = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2")];
+    let srun = [&said[..], &srun, &[("SLURM_STEP_NODELIST", "n1")]].concat();
+    for (variables, line, over) in [
+        (&torchrun("2")[..], "train --dp 2", Over::Auto),
+        (&torchrun("2"), "train --tp 2 --transport tcp", Over::Tcp),
+        (
+            &torchrun("2"),
+            "verify --tp 2 --launch processes",
+            Over::Auto,
+        ),
+        // One process that our launcher started is a rank: it must not start itself again.
+        (&ours, "train --transport shm", Over::Shm),
+        (&srun, "verify --dp 2", Over::Unix),
+        (&srun, "train --dp 2 --transport tcp", Over::Tcp),
+    ] {
+        let Ok(Command::Train(job) | Command::Verify { job, .. }) = under(variables, line) else {
+            panic!("{line}: {:?}", under(variables, line));
+        };
+        assert_eq!((job.ranks, job.launched), (Processes(over), true), "{line}");
+        assert!(!job.starts_processes(), "{line}");
+    }
+    // One process of a launcher is as good as none.
+    let Ok(Command::Train(job)) = under(&[("RANK", "0"), ("WORLD_SIZE", "1")], "train --dp 2")
+    else {
+        panic!();
+    };
+    assert_eq!((job.ranks, job.launched), (Threads, false));
+}
+
 #[test]
 fn a_launcher_is_not_ignored() {
-    let with = |name: &'static str, value: &'static str| {
-        parse(["quintet"], move |asked| {
-            (asked == name).then(|| value.to_string())
-        })
-    };
-    assert!(with("WORLD_SIZE", "1").is_ok() && with("WORLD_SIZE", "x").is_ok());
-    for name in ["QUINTET_WORLD_SIZE", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"] {
-        let failure = with(name, "4").unwrap_err();
-        assert!(failure.exit == Exit::Usage && failure.sentence.contains(name));
+    let two = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "10.0.0.1"),
+    ];
+    for (variables, line, words) in [
+        (
+            &two[..],
+            "train",
+            "the layout has 1 ranks, and the launcher has started 2",
+        ),
+        (&two, "train --dp 4", "start 4"),
+        (&two, "verify --dp 2 --launch threads", "leave it out"),
+        (&two, "train --dp 2 --transport local", "leave it out"),
+        (
+            &two,
+            "plan --model tiny --gpus 8",
+            "plan works in one process",
+        ),
+        (&two, "trace", "trace works"),
+        (&two, "convert a b", "convert works"),
+        (&two, "bench all_reduce --transport local", "leave it out"),
+        (&two[1..], "train --dp 2", "RANK"),
+        (&[("QUINTET_WORLD_SIZE", "4")], "", "QUINTET_RANK"),
+        (
+            &[],
+            "train --launch threads --transport tcp",
+            "--launch processes",
+        ),
+        (
+            &[],
+            "train --launch processes --transport local",
+            "use auto, shm",
+        ),
+    ] {
+        let failure = under(variables, line).expect_err(line);
+        assert_eq!(failure.exit, Exit::Usage, "{line}");
+        let s = failure.sentence;
+        assert!(s.contains(words), "{line}: {s}");
     }
+    assert!(under(&[("WORLD_SIZE", "1")], "").is_ok());
+    assert!(under(&two, "launch -n 2 -- x").is_ok());
 }
 
 #[test]
@@ -803,13 +890,13 @@ fn what_is_not_utf8_is_refused_and_spelt_out() {
             let words = [odd(b"quintet\xff"), "train".into()]
                 .into_iter()
                 .chain(given);
-            let failure = parse(words, |_| None).expect_err(flag);
+            let failure = parse(words, &Variables::new()).expect_err(flag);
             assert_eq!(failure.exit, Exit::Usage);
             let s = failure.sentence;
             assert!(s.contains(r"caf\xE9") && !s.contains('\u{FFFD}'), "{s}");
         }
     }
-    assert!(parse([odd(b"quintet\xff")], |_| None).is_ok());
+    assert!(parse([odd(b"quintet\xff")], &Variables::new()).is_ok());
 }
 
 fn word() -> impl Strategy<Value = String> {
@@ -867,7 +954,7 @@ proptest! {
     /// Whatever is typed: a sound job, a page of help, or one sentence.
     #[test]
     fn nothing_typed_panics(words in prop::collection::vec(word(), 0..8)) {
-        match parse(std::iter::once("quintet".to_string()).chain(words), |_| None) {
+        match parse(std::iter::once("quintet".to_string()).chain(words), &Variables::new()) {
             Ok(Command::Train(job) | Command::Verify { job, .. } | Command::Eval { job, .. }) => {
                 prop_assert!(job.check().is_ok());
                 let back = Job::from_json(&job.to_json().unwrap()).unwrap();

@@ -184,21 +184,21 @@ impl From<Device> for DeviceKind {
 pub(super) enum Launch {
     /// Every rank is a thread of this process
     Threads,
-    /// Not built yet: refused
+    /// Every rank is a process, which this one starts and which ends with it
     Processes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Transport {
-    /// What fits the launch: local
+    /// Threads: local; processes: shared memory where two ranks have it, else tcp
     Auto,
     /// Messages between threads of one process
     Local,
-    /// Not built yet: refused
+    /// Shared memory between processes of one host
     Shm,
-    /// Not built yet: refused
+    /// Unix sockets between processes of one host
     Unix,
-    /// Not built yet: refused
+    /// TCP between processes
     Tcp,
     /// Not built yet: refused
     Nccl,

@@ -6,7 +6,7 @@ use quintet_planner::CpComm;
 
 use super::Forecast;
 use super::human::{bytes, count, percent, shares, thousands};
-use crate::job::Job;
+use crate::job::{Job, Ranks};
 
 /// (heading, text) of each line.
 pub(super) fn lines(job: &Job, forecast: &Forecast) -> Vec<(&'static str, String)> {
@@ -70,8 +70,12 @@ fn schedule(job: &Job) -> String {
 
 fn layout(job: &Job, forecast: &Forecast) -> String {
     let l = &job.layout;
-    let threads = if l.world() > 1 { " as threads" } else { "" };
-    let mut text = format!("{}{threads} on cpu", degrees(job));
+    let ranks = match job.ranks {
+        Ranks::Processes(over) => format!(" as processes over {}", over.name()),
+        Ranks::Threads if l.world() > 1 => String::from(" as threads"),
+        Ranks::Threads => String::new(),
+    };
+    let mut text = format!("{}{ranks} on cpu", degrees(job));
     let each = job.batch.microbatches() / l.dp.max(1);
     let many = if each == 1 { "" } else { "es" };
     if l.pp > 1 {

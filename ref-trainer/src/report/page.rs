@@ -15,7 +15,7 @@ use quintet_kernels::Tag;
 use quintet_parallel_layers::pipeline::Action;
 use quintet_planner::memory::activations;
 use quintet_planner::model::mesh;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::human::utc;
@@ -32,14 +32,14 @@ mod history;
 pub use history::History;
 
 /// What one rank saw of a run.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
     /// Its spans, of the steps that were recorded.
     pub recording: Recording,
     /// The most bytes it held in a step, by category, in the order of [`Tag::ALL`].
     pub memory: [u64; 6],
     /// Bytes it sent in training, by group and receiver.
-    pub sent: BTreeMap<&'static str, BTreeMap<usize, u64>>,
+    pub sent: BTreeMap<String, BTreeMap<usize, u64>>,
 }
 
 /// A run, as its page shows it.

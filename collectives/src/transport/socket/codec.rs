@@ -16,7 +16,7 @@ use crate::{
     transport::{Call, Site},
 };
 
-const DTYPES: [DType; 7] = [
+const DTYPES: [DType; 10] = [
     DType::F64,
     DType::F32,
     DType::Bf16,
@@ -24,6 +24,9 @@ const DTYPES: [DType; 7] = [
     DType::I32,
     DType::I64,
     DType::U8,
+    DType::U32,
+    DType::U64,
+    DType::Bool,
 ];
 const OPERATIONS: [Operation; 12] = [
     Operation::AllReduce,
@@ -127,6 +130,9 @@ pub(super) fn dtype_code(dtype: DType) -> u8 {
         DType::I32 => 4,
         DType::I64 => 5,
         DType::U8 => 6,
+        DType::U32 => 7,
+        DType::U64 => 8,
+        DType::Bool => 9,
     }
 }
 

@@ -36,7 +36,7 @@ fn a_page_holds_its_numbers_and_loads_nothing() {
     let mut history = History::default();
     (1..=3).for_each(|step| history.add(&report(step)));
     let mut seen = vec![Seen::default(); 16];
-    seen[3].sent.entry("tp").or_default().insert(2, 40);
+    seen[3].sent.entry("tp".into()).or_default().insert(2, 40);
     seen[3].memory[0] = 7;
     let proof = EqualityTable {
         losses: vec![Losses {
