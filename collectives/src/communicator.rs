@@ -34,6 +34,7 @@ use crate::{
 mod act;
 mod by;
 mod bytes;
+pub(crate) mod far;
 mod log;
 mod messages;
 mod observer;
@@ -56,6 +57,8 @@ pub struct Communicator<T: Transport + Send + 'static> {
     order: Order,
     deadline: Duration,
     model: Arc<Model>,
+    /// Whether the transport reaches a device.
+    device: bool,
     /// Plans of the last calls: choosing one costs more than a short call.
     plans: Mutex<VecDeque<Arc<Known>>>,
 }
@@ -80,6 +83,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             order: Order::default(),
             deadline: DEFAULT_DEADLINE,
             model: Arc::default(),
+            device: transport.reaches_device(),
             plans: Mutex::default(),
             core: Core::new(transport),
         }
@@ -177,12 +181,16 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     }
 
     /// What a part of this group inherits.
-    fn heir(&self, transport: T, members: &[usize]) -> Self {
+    fn heir<U: Transport + Send + 'static>(
+        &self,
+        transport: U,
+        members: &[usize],
+    ) -> Communicator<U> {
         let model = match self.model.topology {
             Some(_) => Arc::new(self.model.among(members)),
             None => Arc::clone(&self.model),
         };
-        let heir = Self::new(transport)
+        let heir = Communicator::new(transport)
             .with_order(self.order)
             .with_deadline(self.deadline)
             .with_model(model);
@@ -298,6 +306,24 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             .core
             .visit(|link| link.transport.subgroup(&members, name))?;
         Ok(self.heir(transport, &members))
+    }
+
+    /// The communicator of the same ranks over what `make` makes of another endpoint of theirs, with the same
+    /// order and deadline: a transport that adds something to this one. Nothing is sent; the rules are those of
+    /// [`Communicator::subgroup`].
+    ///
+    /// # Errors
+    /// Those of [`Transport::subgroup`].
+    pub fn over<U: Transport + Send + 'static>(
+        &self,
+        name: &str,
+        make: impl FnOnce(T) -> U,
+    ) -> Result<Communicator<U>> {
+        let members: Vec<usize> = (0..self.world()).collect();
+        let transport = self
+            .core
+            .visit(|link| link.transport.subgroup(&members, name))?;
+        Ok(self.heir(make(transport), &members))
     }
 
     /// The communicators of all ranks that gave the same `color`, ordered by `key`, then rank.

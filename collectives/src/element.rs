@@ -44,6 +44,20 @@ pub enum DType {
 }
 
 impl DType {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::F64,
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::I32,
+        Self::I64,
+        Self::U8,
+        Self::U32,
+        Self::U64,
+        Self::Bool,
+    ];
+
     /// Bytes of one element.
     #[must_use]
     pub const fn bytes(self) -> usize {

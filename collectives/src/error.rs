@@ -169,6 +169,25 @@ pub enum Error {
     /// The environment says nothing, too little or two things about this rank's place.
     #[error("{0}")]
     Environment(String),
+    /// A library that devices are reached by is missing, too old, incomplete or at odds with the driver.
+    #[error("{0}")]
+    Library(String),
+    /// NCCL answered with an error.
+    #[error("group {group}, rank {rank}: {call} says {said} ({code}){last}")]
+    Nccl {
+        /// Name of the group.
+        group: String,
+        /// Global rank that was told.
+        rank: usize,
+        /// The call that said so.
+        call: &'static str,
+        /// The number of the error in nccl.h.
+        code: i32,
+        /// What `ncclGetErrorString` has for it.
+        said: String,
+        /// What `ncclGetLastError` adds: nothing, or a colon and its text.
+        last: String,
+    },
     /// What an operation was to wait for failed, or a handle was used against its contract.
     #[error("{0}")]
     Gate(String),

@@ -55,6 +55,8 @@ pub mod group;
 pub mod launch;
 pub mod ledger;
 pub mod mesh;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod order;
 #[cfg(feature = "std")]
 pub mod pending;

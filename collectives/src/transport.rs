@@ -27,6 +27,8 @@ pub mod buffer;
 #[cfg(feature = "std")]
 pub mod delay;
 #[cfg(feature = "std")]
+pub mod device;
+#[cfg(feature = "std")]
 pub mod direct;
 #[cfg(feature = "std")]
 pub mod fault;
@@ -114,6 +116,30 @@ pub trait Transport {
     #[cfg(feature = "std")]
     fn direct(&mut self) -> direct::Sharing<'_> {
         direct::Sharing::Never
+    }
+
+    /// What performs collectives on device memory here, if something does.
+    #[cfg(feature = "std")]
+    fn device(&mut self) -> Option<&mut dyn device::Device> {
+        None
+    }
+
+    /// Whether [`Transport::device`] is something.
+    #[cfg(feature = "std")]
+    fn reaches_device(&self) -> bool {
+        false
+    }
+
+    /// Why the device cannot fold as `order` wants it, if so; see [`Transport::device`].
+    #[cfg(feature = "std")]
+    fn device_refuses(
+        &self,
+        _shape: &CollectiveShape,
+        _dtype: DType,
+        _redop: ReduceOp,
+        _order: Order,
+    ) -> Option<String> {
+        None
     }
 
     /// A buffer of zeros, in memory that the ranks share where there is some.

@@ -3,6 +3,10 @@
 
 #[cfg(unix)]
 mod common;
+#[cfg(feature = "nccl")]
+#[path = "common/nccl.rs"]
+#[allow(dead_code)]
+mod nccl;
 
 #[cfg(unix)]
 use std::sync::{Arc, Mutex};
@@ -148,6 +152,53 @@ fn call<E: Element, T: Transport + Send + 'static>(
 #[cfg(target_os = "linux")]
 fn on_socket_calls<E: Element>(kind: Kind, parts: &[Part<E>]) -> Outputs<E> {
     on_calls(socket_ends(kind, false, parts.len())?, parts)
+}
+
+/// On device memory, as far as the stand-in for NCCL has such, over these endpoints.
+#[cfg(feature = "nccl")]
+fn on_nccl<E: Element, T: Transport + Send + 'static>(
+    ends: Vec<T>,
+    parts: &[Part<E>],
+) -> Outputs<E> {
+    let library = nccl::library();
+    let rank = |end: T, part: &Part<E>| {
+        let (plan, me) = (&part.plan, end.rank());
+        let forced = format!("{}:{}", plan.shape().operation(), plan.algorithm());
+        let model = Model {
+            overrides: forced.parse()?,
+            ..Model::default()
+        };
+        // NCCL folds as it likes; what these laws fold comes out the same.
+        let end = quintet_collectives::nccl::Nccl::new(end, library.clone());
+        let comm = Communicator::new(end)
+            .with_order(Order::Any)
+            .with_model(model);
+        let mut output = vec![E::zeroed(); plan.output_len(me)];
+        nccl::call(
+            &comm,
+            &library,
+            plan.shape().clone(),
+            part.redop,
+            &part.input,
+            &mut output,
+        )?;
+        Ok((output, comm.stats().bytes))
+    };
+    let ranks: Vec<Result<(Vec<E>, u64)>> = std::thread::scope(|scope| {
+        let pairs = ends.into_iter().zip(parts);
+        let threads: Vec<_> = pairs
+            .map(|(end, part)| scope.spawn(|| rank(end, part)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    Ok(ranks
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip())
 }
 
 /// Threads whose messages come late and in another order, are refused at first, and who wake for nothing.
@@ -430,6 +481,19 @@ laws!(local_calls, WORLDS, |p: &[Part<_>]| {
 #[cfg(target_os = "linux")]
 laws!(shm_calls, WORLDS, |p: &[Part<_>]| on_socket_calls(
     Kind::Shm,
+    p
+));
+#[cfg(feature = "nccl")]
+laws!(nccl_local, [1usize, 2, 3, 5], |p: &[Part<_>]| {
+    let world = World::new(p.len())?;
+    on_nccl(
+        world.seats().iter().map(|seat| seat.endpoint()).collect(),
+        p,
+    )
+});
+#[cfg(all(feature = "nccl", unix))]
+laws!(nccl_unix, [1usize, 3], |p: &[Part<_>]| on_nccl(
+    socket_ends(Kind::Unix, false, p.len())?,
     p
 ));
 laws!(local_tight, [1usize, 2, 3, 8], |p: &[Part<_>]| on_local(

@@ -5,6 +5,7 @@
 //!  |- Borrowed    a collective on the caller's slices
 //!  |- Owned       a collective on a buffer it owns
 //!  |- Sending, Receiving, Both
+//!  |- Far, FarMessage (`far.rs`)   on a device's memory
 //! ```
 
 use std::{
@@ -36,6 +37,8 @@ pub(super) trait Act<T> {
     fn track(&self) -> Track;
     /// What is recorded of it; its peer is a place in the group.
     fn subject(&self) -> Subject;
+    /// It has begun and ends with `cause` without being polled again.
+    fn give_up(&mut self, _link: &mut Link<T>, _cause: &Error) {}
 }
 
 #[derive(Debug)]
@@ -171,10 +174,15 @@ impl Run {
         if let Sharing::Ready(end) = transport.direct() {
             end.count(sent.iter().map(|sent| sent.bytes).sum());
         }
-        for sent in sent {
+        self.count(link);
+        Ok(Some(true))
+    }
+
+    /// Counts as sent what the plan sends.
+    pub(super) fn count<T: Transport>(&self, link: &mut Link<T>) {
+        for sent in self.known.sent(link.transport.rank()) {
             link.count(sent.to, sent.bytes, sent.messages);
         }
-        Ok(Some(true))
     }
 
     fn poll<E: Element, T: Transport>(
@@ -223,7 +231,7 @@ impl Run {
         }
     }
 
-    fn subject(&self) -> Subject {
+    pub(super) fn subject(&self) -> Subject {
         Subject {
             op: self.known.plan.shape().operation().name(),
             dtype: self.dtype,

@@ -145,7 +145,9 @@ impl<T: Transport + Send + 'static> Core<T> {
             let now = Instant::now();
             let waited = now - *begin.get_or_insert(now);
             if waited >= deadline {
-                return Err(self.timeout(&engine, act.report(), waited, act.track()));
+                let error = self.timeout(&engine, act.report(), waited, act.track());
+                act.give_up(&mut engine.link, &error);
+                return Err(error);
             }
             let mut wait = Wait {
                 all: true,
@@ -473,7 +475,11 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
             report.peer = None;
             report.what = String::from("its gate");
         }
-        Err(core.timeout(engine, report, waited, self.act.track()))
+        let error = core.timeout(engine, report, waited, self.act.track());
+        if self.begun {
+            self.act.give_up(&mut engine.link, &error);
+        }
+        Err(error)
     }
 
     fn wait(&self, wait: &mut Wait) {

@@ -16,18 +16,7 @@ use crate::{
     transport::{Call, Site},
 };
 
-const DTYPES: [DType; 10] = [
-    DType::F64,
-    DType::F32,
-    DType::Bf16,
-    DType::F16,
-    DType::I32,
-    DType::I64,
-    DType::U8,
-    DType::U32,
-    DType::U64,
-    DType::Bool,
-];
+const DTYPES: [DType; 10] = DType::ALL;
 const OPERATIONS: [Operation; 12] = [
     Operation::AllReduce,
     Operation::ReduceScatter,

@@ -1,0 +1,624 @@
+//! One rank's end of a group whose collectives on device memory NCCL performs.
+
+#![allow(unsafe_code)] // calls of a C library
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_int,
+    format,
+    string::{String, ToString},
+    sync::Arc,
+    time::Duration,
+    vec::Vec,
+};
+
+use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t};
+
+use super::{
+    folds,
+    library::{Fault, Library, Symbols},
+    line::{Comm, Failed, LOOK, Line, Shared},
+};
+use crate::{
+    DType, Element, Error, Order, ReduceOp, Result,
+    communicator::far::RESERVED,
+    plan::CollectiveShape as Shape,
+    store::Store,
+    transport::{
+        Call, Control, Message, Tag, Transport, Wait,
+        buffer::Buffer,
+        device::{Device, Job, Parcel, Said, Span},
+        direct::Sharing,
+    },
+};
+
+/// Ids of the group's own communicator, and of those of two ranks.
+const TAGS: [u64; 2] = [RESERVED | 1, RESERVED | 2];
+
+/// A transport that carries everything but collectives and messages on device memory, and NCCL for those.
+/// Its calls are announced and compared, its losses told, its waits ended as those of the transport it is made of.
+///
+/// Communicators are made when they are first used: one for the collectives of the group, and one for each pair
+/// of ranks and direction that messages go. It can be sent to another thread but not shared:
+///
+/// ```compile_fail
+/// fn shared<T: Sync>() {}
+/// shared::<quintet_collectives::nccl::Nccl<quintet_collectives::Local>>();
+/// ```
+pub struct Nccl<T: Transport> {
+    control: T,
+    shared: Arc<Shared>,
+    main: Option<Line>,
+    job: Option<(Job, bool)>,
+    /// By peer, and whether it is sent to.
+    pairs: BTreeMap<(usize, bool), Pair>,
+    said: BTreeMap<usize, Vec<Said>>,
+    dead: Option<Error>,
+}
+
+/// The way of messages to or from one rank.
+struct Pair {
+    line: Line,
+    parcel: Option<(Parcel, bool)>,
+}
+
+impl<T: Transport> core::fmt::Debug for Nccl<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let (rank, world) = (self.control.rank(), self.control.world());
+        write!(f, "rank {rank} of {world} over {:?}", self.shared.library)
+    }
+}
+
+impl<T: Transport> Nccl<T> {
+    /// This rank's end of the group that `control` is an endpoint of. Nothing is sent. NCCL's ids go over
+    /// `control`.
+    pub fn new(control: T, library: Arc<Library>) -> Self {
+        Self::made(control, Arc::new(Shared::new(library, None)))
+    }
+
+    /// The same, its ids left in `store`, under keys that begin with `prefix`: what keeps one run and generation
+    /// from another. All ranks must do so.
+    pub fn with_store(
+        control: T,
+        library: Arc<Library>,
+        store: Arc<dyn Store>,
+        prefix: &str,
+    ) -> Self {
+        let store = (store, String::from(prefix));
+        Self::made(control, Arc::new(Shared::new(library, Some(store))))
+    }
+
+    fn made(control: T, shared: Arc<Shared>) -> Self {
+        Self {
+            control,
+            shared,
+            main: None,
+            job: None,
+            pairs: BTreeMap::new(),
+            said: BTreeMap::new(),
+            dead: None,
+        }
+    }
+
+    /// The library.
+    #[must_use]
+    pub fn library(&self) -> &Arc<Library> {
+        &self.shared.library
+    }
+
+    fn error(&self, failed: Failed) -> Error {
+        let fault = match failed {
+            Failed::Other(error) => return error,
+            Failed::Library(fault) => fault,
+        };
+        let Fault {
+            call,
+            code,
+            said,
+            last,
+        } = fault;
+        if last.contains("driver version is insufficient") {
+            return Error::Library(format!(
+                "the NVIDIA driver is older than {:?} needs ({last}); update it, or take a library for an older CUDA",
+                self.shared.library
+            ));
+        }
+        Error::Nccl {
+            group: self.control.name().to_string(),
+            rank: self.control.global(self.control.rank()),
+            call,
+            code,
+            said,
+            last: if last.is_empty() {
+                last
+            } else {
+                format!(": {last}")
+            },
+        }
+    }
+
+    fn alive(&self) -> Result<()> {
+        self.dead.clone().map_or(Ok(()), Err)
+    }
+
+    fn step(&mut self) -> Result<bool, Failed> {
+        let Some((job, issued)) = &mut self.job else {
+            return Ok(true);
+        };
+        let line = self.main.get_or_insert_with(|| {
+            let (world, me) = (self.control.world(), self.control.rank());
+            let name = self.control.name().to_string();
+            Line::new(&self.shared, (0..world).collect(), me, TAGS[0], name)
+        });
+        if !*issued {
+            if !line.join(&mut self.control, &job.lane)? {
+                return Ok(false);
+            }
+            let Some(comm) = line.ready() else {
+                return Ok(false);
+            };
+            job.lane.enter()?;
+            let at = Place::new(comm, &self.shared.library, job.lane.handle());
+            at.collective(job, self.control.rank())?;
+            *issued = true;
+        }
+        let settled = line.ready().map_or(Ok(true), Comm::settled)?;
+        if !settled || !job.lane.idle()? {
+            return Ok(false);
+        }
+        self.job = None;
+        Ok(true)
+    }
+
+    fn step_message(&mut self, peer: usize, out: bool) -> Result<bool, Failed> {
+        let Some(Pair { line, parcel }) = self.pairs.get_mut(&(peer, out)) else {
+            return Ok(true);
+        };
+        let Some((Parcel { span, lane, .. }, issued)) = parcel else {
+            return Ok(true);
+        };
+        if !*issued {
+            if !line.join(&mut self.control, lane)? {
+                return Ok(false);
+            }
+            let Some(comm) = line.ready() else {
+                return Ok(false);
+            };
+            lane.enter()?;
+            // Of the two, 0 sends and 1 receives.
+            let at = Place::new(comm, &self.shared.library, lane.handle());
+            let part = match out {
+                true => Part::Send(*span, 1),
+                false => Part::Recv(*span, 0),
+            };
+            at.group(&[part])?;
+            *issued = true;
+        }
+        let settled = line.ready().map_or(Ok(true), Comm::settled)?;
+        if !settled || !lane.idle()? {
+            return Ok(false);
+        }
+        *parcel = None;
+        Ok(true)
+    }
+}
+
+impl<T: Transport> Device for Nccl<T> {
+    fn begin(&mut self, job: Job) -> Result<()> {
+        self.alive()?;
+        // Of no elements at all there is nothing to do, which every rank knows; but for all_to_all_v, whose
+        // counts are other ranks' own.
+        let something = job.shape.len(self.control.world()) > 0;
+        if something || matches!(job.shape, Shape::AllToAllV { .. }) {
+            self.job = Some((job, false));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<bool> {
+        self.alive()?;
+        for _ in 0..GLANCES {
+            if self.step().map_err(|failed| self.error(failed))? {
+                return Ok(true);
+            }
+            std::thread::yield_now();
+        }
+        Ok(false)
+    }
+
+    fn begin_message(&mut self, parcel: Parcel) -> Result<()> {
+        self.alive()?;
+        let (me, peer, out) = (self.control.rank(), parcel.peer, parcel.out);
+        let shared = &self.shared;
+        let pair = self.pairs.entry((peer, out)).or_insert_with(|| {
+            let (members, place) = match out {
+                true => ([me, peer], 0),
+                false => ([peer, me], 1),
+            };
+            let name = format!("{}/{}to{}", self.control.name(), members[0], members[1]);
+            let line = Line::new(shared, members.to_vec(), place, TAGS[1], name);
+            Pair { line, parcel: None }
+        });
+        pair.parcel = Some((parcel, false));
+        Ok(())
+    }
+
+    fn poll_message(&mut self, peer: usize, out: bool) -> Result<bool> {
+        self.alive()?;
+        self.step_message(peer, out)
+            .map_err(|failed| self.error(failed))
+    }
+
+    fn has_message(&self, peer: usize, out: bool) -> bool {
+        self.pairs
+            .get(&(peer, out))
+            .is_some_and(|pair| pair.parcel.is_some())
+    }
+
+    fn abort(&mut self, cause: &Error) {
+        self.dead.get_or_insert_with(|| cause.clone());
+        let pairs = self.pairs.values_mut().map(|pair| &mut pair.line);
+        self.main.iter_mut().chain(pairs).for_each(Line::abort);
+        self.job = None;
+        self.pairs.clear();
+    }
+
+    fn said(&mut self, peer: usize) -> &mut Vec<Said> {
+        self.said.entry(peer).or_default()
+    }
+}
+
+/// How often a collective looks again before it lets its thread sleep.
+const GLANCES: u32 = 16;
+
+impl<T: Transport> Transport for Nccl<T> {
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.control.world()
+    }
+
+    fn global(&self, rank: usize) -> usize {
+        self.control.global(rank)
+    }
+
+    fn name(&self) -> &str {
+        self.control.name()
+    }
+
+    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
+        self.control.try_send(to, message)
+    }
+
+    fn send_bytes(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<bool> {
+        self.control.send_bytes(to, tag, dtype, bytes)
+    }
+
+    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
+        self.control.recycle(storage)
+    }
+
+    fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
+        self.control.try_recv(from, tag)
+    }
+
+    fn announce(&mut self, call: &Call) -> Result<()> {
+        self.control.announce(call)
+    }
+
+    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
+        self.control.confirmed(sequence)
+    }
+
+    fn healthy(&mut self) -> Result<()> {
+        self.control.healthy()
+    }
+
+    fn absent(&self, sequence: u64) -> Option<usize> {
+        self.control.absent(sequence)
+    }
+
+    fn direct(&mut self) -> Sharing<'_> {
+        self.control.direct()
+    }
+
+    fn device(&mut self) -> Option<&mut dyn Device> {
+        Some(self)
+    }
+
+    fn reaches_device(&self) -> bool {
+        true
+    }
+
+    fn device_refuses(
+        &self,
+        shape: &Shape,
+        dtype: DType,
+        redop: ReduceOp,
+        order: Order,
+    ) -> Option<String> {
+        let operation = shape.operation();
+        let asked = order == Order::Any || !operation.folds();
+        (!asked && !folds::in_rank_order(dtype, redop, self.world())).then(|| {
+            format!(
+                "order rank: NCCL chooses how it folds {redop} of {dtype}, and may choose otherwise on other machines; ask for order any, or fold on the host"
+            )
+        })
+    }
+
+    fn allocate<E: Element>(&self, len: usize) -> Result<Buffer<E>> {
+        self.control.allocate(len)
+    }
+
+    fn park(&mut self, wait: &Wait, timeout: Duration) {
+        // What the device does wakes nobody.
+        let flying = self.job.is_some() || self.pairs.values().any(|pair| pair.parcel.is_some());
+        let still = wait.recv.is_empty() && wait.send.is_empty() && wait.confirm.is_none();
+        let timeout = if flying || still {
+            timeout.min(LOOK)
+        } else {
+            timeout
+        };
+        self.control.park(wait, timeout);
+    }
+
+    fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
+        let control = self.control.subgroup(members, name)?;
+        Ok(Self::made(control, self.shared.clone()))
+    }
+
+    fn control(&self) -> Arc<dyn Control> {
+        self.control.control()
+    }
+}
+
+impl<T: Transport> Drop for Nccl<T> {
+    fn drop(&mut self) {
+        // In good order only where all goes well: else others may never end their part.
+        if let Err(cause) = self.control.healthy() {
+            self.abort(&cause);
+        } else if self.job.is_some() || self.pairs.values().any(|pair| pair.parcel.is_some()) {
+            self.abort(&Error::Gate(String::from("its communicator was dropped")));
+        }
+    }
+}
+
+/// A communicator and the stream that calls are put on.
+struct Place<'a> {
+    symbols: &'a Symbols,
+    library: &'a Library,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+}
+
+/// A call of a group.
+#[derive(Clone, Copy)]
+enum Part {
+    Send(Span, usize),
+    Recv(Span, usize),
+    /// The root's input to everybody's output.
+    Broadcast([Span; 2], usize),
+    /// Everybody's input to the root's output.
+    Reduce([Span; 2], ReduceOp, usize),
+}
+
+impl<'a> Place<'a> {
+    fn new(comm: &'a Comm, library: &'a Library, stream: u64) -> Self {
+        Self {
+            symbols: &library.symbols,
+            library,
+            comm: comm.raw(),
+            stream: stream as usize as cudaStream_t,
+        }
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), Fault> {
+        self.library.check(call, code, self.comm).map(drop)
+    }
+
+    /// Puts a collective on the stream. Lengths were checked against its shape.
+    fn collective(&self, job: &Job, me: usize) -> Result<(), Fault> {
+        let Job {
+            shape,
+            redop,
+            input,
+            output,
+            ..
+        } = job;
+        let (redop, input, output) = (*redop, *input, *output);
+        let even = |counts: &[usize]| counts.windows(2).all(|pair| pair[0] == pair[1]);
+        let starts = |counts: &[usize]| -> Vec<(usize, core::ops::Range<usize>)> {
+            let mut at = 0;
+            let ranges = counts.iter().enumerate().map(|(rank, &count)| {
+                at += count;
+                (rank, at - count..at)
+            });
+            ranges.collect()
+        };
+        let apart = |of: Span, counts: &[usize], part: fn(Span, usize) -> Part| -> Vec<Part> {
+            let parts = starts(counts).into_iter();
+            parts
+                .map(|(rank, range)| part(of.part(range), rank))
+                .collect()
+        };
+        let (from, to) = (pointer(input).cast_const(), pointer(output));
+        let (dtype, fold) = (data_type(output.dtype()), red_op(redop));
+        let s = self.symbols;
+        // SAFETY: of every call below. The communicator is live and settled, the addresses are of spans whose
+        // maker promised that they are this device's memory until the operation is over, and they are as
+        // long as the shape, and so the count given here, says.
+        match shape {
+            Shape::AllReduce { len } => self.check("ncclAllReduce", unsafe {
+                (s.ncclAllReduce)(from, to, *len, dtype, fold, self.comm, self.stream)
+            }),
+            Shape::ReduceScatter { counts } if even(counts) => {
+                self.check("ncclReduceScatter", unsafe {
+                    (s.ncclReduceScatter)(from, to, counts[0], dtype, fold, self.comm, self.stream)
+                })
+            }
+            Shape::ReduceScatter { counts } => {
+                let parts = starts(counts).into_iter().map(|(root, range)| {
+                    // Elsewhere than at its root the output is not looked at.
+                    let output = if root == me {
+                        output
+                    } else {
+                        output.part(0..0)
+                    };
+                    Part::Reduce([input.part(range), output], redop, root)
+                });
+                self.group(&parts.collect::<Vec<_>>())
+            }
+            Shape::AllGather { counts } if even(counts) => self.check("ncclAllGather", unsafe {
+                (s.ncclAllGather)(from, to, counts[0], dtype, self.comm, self.stream)
+            }),
+            Shape::AllGather { counts } => {
+                let parts = starts(counts).into_iter().map(|(root, range)| {
+                    let part = output.part(range);
+                    let input = if root == me { input } else { part };
+                    Part::Broadcast([input, part], root)
+                });
+                self.group(&parts.collect::<Vec<_>>())
+            }
+            Shape::Broadcast { root, .. } => {
+                let input = if *root == me { input } else { output };
+                self.group(&[Part::Broadcast([input, output], *root)])
+            }
+            Shape::Reduce { root, .. } => {
+                self.group(&[Part::Reduce([input, output], redop, *root)])
+            }
+            Shape::Gather { counts, root } => {
+                let mut parts = std::vec![Part::Send(input, *root)];
+                if *root == me {
+                    parts.extend(apart(output, counts, Part::Recv));
+                }
+                self.group(&parts)
+            }
+            Shape::Scatter { counts, root } => {
+                let mut parts = std::vec![Part::Recv(output, *root)];
+                if *root == me {
+                    parts.extend(apart(input, counts, Part::Send));
+                }
+                self.group(&parts)
+            }
+            Shape::AllToAll { len } => {
+                let counts = std::vec![*len; output.len().checked_div(*len).unwrap_or(0)];
+                let mut parts = apart(input, &counts, Part::Send);
+                parts.extend(apart(output, &counts, Part::Recv));
+                self.group(&parts)
+            }
+            Shape::AllToAllV { send, recv } => {
+                let mut parts = apart(input, send, Part::Send);
+                parts.extend(apart(output, recv, Part::Recv));
+                self.group(&parts)
+            }
+            Shape::Barrier => Ok(()),
+        }
+    }
+
+    /// Puts several calls on the stream as one; those of no elements, which nobody waits for, are left out.
+    fn group(&self, parts: &[Part]) -> Result<(), Fault> {
+        let s = self.symbols;
+        // SAFETY: no arguments; the end follows below whatever happens.
+        self.check("ncclGroupStart", unsafe { (s.ncclGroupStart)() })?;
+        let parts = parts.iter().map(|part| self.part(*part));
+        let outcome = parts.collect::<Result<Vec<()>, Fault>>();
+        // SAFETY: as above.
+        let end = self.check("ncclGroupEnd", unsafe { (s.ncclGroupEnd)() });
+        outcome.and(end)
+    }
+
+    fn part(&self, part: Part) -> Result<(), Fault> {
+        let (comm, stream, s) = (self.comm, self.stream, self.symbols);
+        // SAFETY: of every call below, as in `collective`.
+        match part {
+            Part::Send(span, _)
+            | Part::Recv(span, _)
+            | Part::Broadcast([_, span], _)
+            | Part::Reduce([span, _], ..)
+                if span.is_empty() =>
+            {
+                Ok(())
+            }
+            Part::Send(span, peer) => self.check("ncclSend", unsafe {
+                let dtype = data_type(span.dtype());
+                (s.ncclSend)(
+                    pointer(span),
+                    span.len(),
+                    dtype,
+                    peer as c_int,
+                    comm,
+                    stream,
+                )
+            }),
+            Part::Recv(span, peer) => self.check("ncclRecv", unsafe {
+                let dtype = data_type(span.dtype());
+                (s.ncclRecv)(
+                    pointer(span),
+                    span.len(),
+                    dtype,
+                    peer as c_int,
+                    comm,
+                    stream,
+                )
+            }),
+            Part::Broadcast([input, output], root) => self.check("ncclBroadcast", unsafe {
+                let (from, dtype) = (pointer(input).cast_const(), data_type(output.dtype()));
+                (s.ncclBroadcast)(
+                    from,
+                    pointer(output),
+                    output.len(),
+                    dtype,
+                    root as c_int,
+                    comm,
+                    stream,
+                )
+            }),
+            Part::Reduce([input, output], redop, root) => self.check("ncclReduce", unsafe {
+                let (from, dtype) = (pointer(input).cast_const(), data_type(input.dtype()));
+                let (to, fold) = (pointer(output), red_op(redop));
+                (s.ncclReduce)(
+                    from,
+                    to,
+                    input.len(),
+                    dtype,
+                    fold,
+                    root as c_int,
+                    comm,
+                    stream,
+                )
+            }),
+        }
+    }
+}
+
+/// The span's address; null for no elements.
+fn pointer(span: Span) -> *mut core::ffi::c_void {
+    if span.is_empty() {
+        return core::ptr::null_mut();
+    }
+    span.address() as usize as *mut core::ffi::c_void
+}
+
+fn data_type(dtype: DType) -> ncclDataType_t {
+    match dtype {
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::Bf16 => ncclDataType_t::ncclBfloat16,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U8 => ncclDataType_t::ncclUint8,
+    }
+}
+
+fn red_op(redop: ReduceOp) -> ncclRedOp_t {
+    match redop {
+        ReduceOp::Sum => ncclRedOp_t::ncclSum,
+        ReduceOp::Prod => ncclRedOp_t::ncclProd,
+        ReduceOp::Min => ncclRedOp_t::ncclMin,
+        ReduceOp::Max => ncclRedOp_t::ncclMax,
+        ReduceOp::Avg => ncclRedOp_t::ncclAvg,
+    }
+}
