@@ -17,7 +17,10 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     string::{String, ToString},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
     vec::Vec,
 };
@@ -59,9 +62,14 @@ pub struct Communicator<T: Transport + Send + 'static> {
     model: Arc<Model>,
     /// Whether the transport reaches a device.
     device: bool,
+    /// No other communicator of this process has it.
+    number: u64,
     /// Plans of the last calls: choosing one costs more than a short call.
     plans: Mutex<VecDeque<Arc<Known>>>,
 }
+
+/// The next communicator's number.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Plans kept.
 const PLANS: usize = 16;
@@ -84,6 +92,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             deadline: DEFAULT_DEADLINE,
             model: Arc::default(),
             device: transport.reaches_device(),
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
             plans: Mutex::default(),
             core: Core::new(transport),
         }
@@ -226,6 +235,12 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// A number that no other communicator of this process has.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// The fold order.

@@ -156,4 +156,33 @@ impl Launch for Emulated {
     fn synchronize(&self, stream: Stream) -> Result<(), Error> {
         self.state().synchronize(stream)
     }
+
+    fn fresh_stream(&self) -> Stream {
+        self.state().fresh_stream()
+    }
+
+    /// Where the device lies on the host, and the stream's number: no other device lies there.
+    fn stream_handle(&self, stream: Stream) -> u64 {
+        Arc::as_ptr(&self.0) as u64 + u64::from(stream.0)
+    }
+
+    fn enter(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn idle(&self, stream: Stream) -> Result<bool, Error> {
+        // Work is done when somebody waits for it, so this is the time.
+        self.synchronize(stream).map(|()| true)
+    }
+
+    /// Does all that comes before on the stream, since a library works on the memory as it lies.
+    fn lend(&self, stream: Stream, (ptr, bytes): (u64, usize)) -> Result<(), Error> {
+        let mut state = self.state();
+        state.put(stream, Work::Lend(ptr as usize, bytes))?;
+        state.synchronize(stream)
+    }
+
+    fn filled(&self, stream: Stream, (ptr, bytes): (u64, usize)) -> Result<(), Error> {
+        self.state().put(stream, Work::Filled(ptr as usize, bytes))
+    }
 }

@@ -57,6 +57,9 @@ struct Inner<L: Launch> {
     parts: u64,
     /// Tables of RoPE.
     frequencies: Mutex<Vec<rope::Frequencies>>,
+    /// Streams of communicators, by a number of the communicator's and what goes there.
+    #[cfg(feature = "wire")]
+    lanes: Mutex<Vec<((u64, u64), Stream)>>,
 }
 
 impl<L: Launch> Gpu<L> {
@@ -81,6 +84,8 @@ impl<L: Launch> Gpu<L> {
             streams,
             meter: Meter::default(),
             frequencies: Mutex::default(),
+            #[cfg(feature = "wire")]
+            lanes: Mutex::default(),
         })))
     }
 
@@ -88,6 +93,24 @@ impl<L: Launch> Gpu<L> {
     #[must_use]
     pub fn launcher(&self) -> &L {
         &self.0.launcher
+    }
+
+    /// The stream of this key, made when it is first asked for.
+    #[cfg(feature = "wire")]
+    pub(crate) fn lane(&self, key: (u64, u64)) -> Stream {
+        let mut lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lanes.iter().find(|lane| lane.0 == key).map(|lane| lane.1);
+        known.unwrap_or_else(|| {
+            let stream = self.0.launcher.fresh_stream();
+            lanes.push((key, stream));
+            stream
+        })
+    }
+
+    /// The stream of a queue.
+    #[cfg(feature = "wire")]
+    pub(crate) fn stream_of(&self, queue: Queue) -> Stream {
+        self.0.stream(queue)
     }
 
     fn launch(

@@ -199,7 +199,7 @@ fn param_bytes(params: &[u32]) -> u64 {
     })
 }
 
-/// A line of work: what is put on one stream happens in order.
+/// A line of work: what is put on one stream happens in order. It is there once it is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stream(pub u32);
 
@@ -267,6 +267,41 @@ pub trait Launch: Clone + Send + Sync + 'static {
     /// # Errors
     /// [`Error::Fault`] where an operation failed.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
+
+    /// A stream that nobody has named yet.
+    fn fresh_stream(&self) -> Stream;
+
+    /// The stream as the device's libraries take it. No two streams of any devices have the same.
+    fn stream_handle(&self, stream: Stream) -> u64;
+
+    /// Makes the device the calling thread's, for calls of the device's libraries.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] where the device refuses.
+    fn enter(&self) -> Result<(), Error>;
+
+    /// Whether all that is on `stream` is over, without waiting for others.
+    ///
+    /// # Errors
+    /// As [`Launch::synchronize`].
+    fn idle(&self, stream: Stream) -> Result<bool, Error>;
+
+    /// A library is about to be called with `stream`, which reads these addresses and bytes: for a device whose
+    /// own work is not done on such streams, or that keeps books.
+    ///
+    /// # Errors
+    /// As [`Launch::fill`].
+    fn lend(&self, _stream: Stream, _reads: (u64, usize)) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The library is done and has written these addresses and bytes; see [`Launch::lend`].
+    ///
+    /// # Errors
+    /// As [`Launch::fill`].
+    fn filled(&self, _stream: Stream, _written: (u64, usize)) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

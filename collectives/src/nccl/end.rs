@@ -27,7 +27,7 @@ use crate::{
     transport::{
         Call, Control, Message, Tag, Transport, Wait,
         buffer::Buffer,
-        device::{Device, Job, Parcel, Said, Span},
+        device::{Device, Job, Lane, Parcel, Said, Span},
         direct::Sharing,
     },
 };
@@ -158,12 +158,13 @@ impl<T: Transport> Nccl<T> {
                 return Ok(false);
             };
             job.lane.enter()?;
+            job.lane.begin()?;
             let at = Place::new(comm, &self.shared.library, job.lane.handle());
             at.collective(job, self.control.rank())?;
             *issued = true;
         }
         let settled = line.ready().map_or(Ok(true), Comm::settled)?;
-        if !settled || !job.lane.idle()? {
+        if !settled || !idle(&self.shared.library, &*job.lane)? {
             return Ok(false);
         }
         self.job = None;
@@ -185,6 +186,7 @@ impl<T: Transport> Nccl<T> {
                 return Ok(false);
             };
             lane.enter()?;
+            lane.begin()?;
             // Of the two, 0 sends and 1 receives.
             let at = Place::new(comm, &self.shared.library, lane.handle());
             let part = match out {
@@ -195,7 +197,7 @@ impl<T: Transport> Nccl<T> {
             *issued = true;
         }
         let settled = line.ready().map_or(Ok(true), Comm::settled)?;
-        if !settled || !lane.idle()? {
+        if !settled || !idle(&self.shared.library, &**lane)? {
             return Ok(false);
         }
         *parcel = None;
@@ -266,6 +268,11 @@ impl<T: Transport> Device for Nccl<T> {
     fn said(&mut self, peer: usize) -> &mut Vec<Said> {
         self.said.entry(peer).or_default()
     }
+}
+
+/// Whether what was put on a lane is over. A library on host memory has streams of its own.
+fn idle(library: &Library, lane: &dyn Lane) -> Result<bool> {
+    Ok(library.waiting(lane.handle()) == 0 && lane.idle()?)
 }
 
 /// How often a collective looks again before it lets its thread sleep.

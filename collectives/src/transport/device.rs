@@ -95,6 +95,14 @@ pub trait Lane: Send + Sync {
     /// [`Error::System`] where the device refuses.
     fn enter(&self) -> Result<()>;
 
+    /// An operation is about to put its work there: what that waits for is put before it.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the device refuses.
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether all that was put on it so far is over.
     ///
     /// # Errors

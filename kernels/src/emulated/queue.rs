@@ -61,6 +61,10 @@ pub(super) enum Work {
     Copy(usize, usize, usize),
     Upload(Vec<u8>, usize),
     Free(usize),
+    /// A library will read these bytes.
+    Lend(usize, usize),
+    /// A library has written these bytes.
+    Filled(usize, usize),
 }
 
 #[derive(Debug)]
@@ -142,6 +146,13 @@ impl State {
         &mut self.lines[i]
     }
 
+    pub(super) fn fresh_stream(&mut self) -> Stream {
+        // The first two are those of compute and communication, named or not.
+        let stream = Stream(self.lines.len().max(2) as u32);
+        self.line(stream);
+        stream
+    }
+
     /// Puts work on a stream.
     pub(super) fn put(&mut self, stream: Stream, work: Work) -> Result<(), Error> {
         self.healthy()?;
@@ -164,6 +175,8 @@ impl State {
             Work::Copy(..) => "copy".into(),
             Work::Upload(..) => "upload".into(),
             Work::Free(..) => "free".into(),
+            Work::Lend(..) => "a library's reading".into(),
+            Work::Filled(..) => "a library's writing".into(),
         });
         self.line(stream)
             .items
@@ -302,6 +315,9 @@ impl State {
                 self.at(op, at, bytes, Touch::Free, true)?.free();
                 Ok(())
             }
+            Work::Lend(_, 0) | Work::Filled(_, 0) => Ok(()),
+            Work::Lend(at, bytes) => self.at(op, at, bytes, Touch::Read, true).map(drop),
+            Work::Filled(at, bytes) => self.at(op, at, bytes, Touch::Write, true).map(drop),
         }
     }
 

@@ -61,6 +61,11 @@ impl<L: Launch, T> core::fmt::Debug for GpuMut<'_, L, T> {
 
 #[cfg(feature = "wire")]
 impl<L: Launch, T: Data> GpuRef<'_, L, T> {
+    /// The device that the elements lie on.
+    pub(crate) fn gpu(&self) -> super::Gpu<L> {
+        super::Gpu(self.device.clone())
+    }
+
     /// The elements, once what is on `queue` is done.
     pub(crate) fn read(&self, queue: Queue) -> Result<alloc::vec::Vec<T>, Error> {
         let mut host = alloc::vec![T::zeroed(); self.len];

@@ -1,13 +1,16 @@
-//! Device memory on the wire, through the host: a `Communicator` over any transport serves a
-//! [`Gpu`].
+//! Device memory on the wire: a `Communicator` over any transport serves a [`Gpu`], through the host
+//! unless the transport reaches the device (`near.rs`).
 //!
 //! ```text
+//! through the host
 //! blocking   download (waits for compute) -> collective on host memory -> upload on compute
 //! started    comm waits for `after`, download -> worker -> wait -> upload on comm -> queue waits
 //! ```
 //!
 //! What travels is downloaded and what came is uploaded, no more: the parts of a gathered buffer
 //! that others give need not have been written.
+
+mod near;
 
 use core::mem::replace;
 use core::ops::Range;
@@ -16,12 +19,13 @@ use std::sync::{Mutex, PoisonError};
 use std::vec;
 use std::vec::Vec;
 
+use quintet_collectives::plan::CollectiveShape as Shape;
 use quintet_collectives::{Communicator, Error, Pending as Started, ReduceOp, Transport};
 
 use super::{Collectives, Pending, Wire};
 use crate::backend::slice_mut;
 use crate::gpu::{Gpu, GpuBuf, GpuMut, GpuRef};
-use crate::launch::Launch;
+use crate::launch::{Launch, Stream};
 use crate::{Backend, Data, Queue};
 
 /// A buffer with its elements on the host while they travel.
@@ -53,6 +57,8 @@ pub struct Staging<L: Launch, T: Data> {
 
 enum State<L: Launch, T: Data> {
     Travelling(Started<Staged<L, T>>),
+    /// On the device, by this stream.
+    Near(Started<GpuBuf<L, T>>, Stream),
     Arrived(GpuBuf<L, T>, L::Event),
     Failed(Error),
 }
@@ -81,10 +87,33 @@ impl<L: Launch, T: Wire> Staging<L, T> {
         Ok(Self { gpu, comes, state })
     }
 
+    /// A collective that was started on the device, on `stream`.
+    pub(super) fn near(
+        gpu: Gpu<L>,
+        comes: Range<usize>,
+        started: Started<GpuBuf<L, T>>,
+        stream: Stream,
+    ) -> Self {
+        let state = Mutex::new(State::Near(started, stream));
+        Self { gpu, comes, state }
+    }
+
     /// Waits on the host and puts what came on the communication queue.
     fn arrive(&self, state: State<L, T>) -> State<L, T> {
-        let State::Travelling(started) = state else {
-            return state;
+        let started = match state {
+            State::Travelling(started) => started,
+            State::Near(started, stream) => {
+                let arrived = started.wait().and_then(|mut buf| {
+                    let part = slice_mut::<Gpu<L>, T>(Gpu::whole_mut(&mut buf), self.comes.clone());
+                    near::filled(&part, stream)?;
+                    Ok(buf)
+                });
+                return match arrived {
+                    Ok(buf) => State::Arrived(buf, self.gpu.launcher().record(stream)),
+                    Err(error) => State::Failed(error),
+                };
+            }
+            over => return over,
         };
         let arrived = started.wait().and_then(|mut staged| {
             let part =
@@ -110,7 +139,7 @@ impl<L: Launch, T: Wire> Staging<L, T> {
         match self.arrive(self.take(State::Failed(twice()))) {
             State::Arrived(buf, event) => Ok((self.gpu, buf, event)),
             State::Failed(error) => Err(error),
-            State::Travelling(_) => Err(twice()),
+            State::Travelling(_) | State::Near(..) => Err(twice()),
         }
     }
 }
@@ -188,6 +217,11 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
     }
 
     fn all_reduce<T: Wire>(&self, buf: GpuMut<'_, L, T>, op: ReduceOp) -> Result<(), Error> {
+        if self.reaches_device() {
+            let x = Gpu::as_ref(&buf);
+            let shape = Shape::AllReduce { len: Gpu::len(x) };
+            return near::perform(self, shape, op, x, &buf);
+        }
         let mut host = down(Gpu::as_ref(&buf))?;
         self.all_reduce(&mut host, op)?;
         up(&host, &buf)
@@ -199,6 +233,10 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         counts: &[usize],
         all: GpuMut<'_, L, T>,
     ) -> Result<(), Error> {
+        if self.reaches_device() {
+            let counts = counts.to_vec();
+            return near::perform(self, Shape::AllGather { counts }, ReduceOp::Sum, mine, &all);
+        }
         let mut host = vec![T::zeroed(); Gpu::len(Gpu::as_ref(&all))];
         self.all_gather_v(&down(mine)?, &mut host, counts)?;
         up(&host, &all)
@@ -211,6 +249,10 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         mine: GpuMut<'_, L, T>,
         op: ReduceOp,
     ) -> Result<(), Error> {
+        if self.reaches_device() {
+            let counts = counts.to_vec();
+            return near::perform(self, Shape::ReduceScatter { counts }, op, all, &mine);
+        }
         let mut host = vec![T::zeroed(); Gpu::len(Gpu::as_ref(&mine))];
         self.reduce_scatter_v(&down(all)?, &mut host, counts, op)?;
         up(&host, &mine)
@@ -223,12 +265,28 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         recv: GpuMut<'_, L, T>,
         recv_counts: &[usize],
     ) -> Result<(), Error> {
+        if self.reaches_device() {
+            let (there, back) = (send_counts.to_vec(), recv_counts.to_vec());
+            let shape = Shape::AllToAllV {
+                send: there,
+                recv: back,
+            };
+            return near::perform(self, shape, ReduceOp::Sum, send, &recv);
+        }
         let mut host = vec![T::zeroed(); Gpu::len(Gpu::as_ref(&recv))];
         self.all_to_all_v(&down(send)?, send_counts, &mut host, recv_counts)?;
         up(&host, &recv)
     }
 
     fn broadcast<T: Wire>(&self, buf: GpuMut<'_, L, T>, root: usize) -> Result<(), Error> {
+        if self.reaches_device() {
+            let x = Gpu::as_ref(&buf);
+            let len = Gpu::len(x);
+            // The others' need not have been written.
+            let x = Gpu::slice(x, 0..if self.rank() == root { len } else { 0 });
+            let shape = Shape::Broadcast { len, root };
+            return near::perform(self, shape, ReduceOp::Sum, x, &buf);
+        }
         let mut host = match self.rank() == root {
             true => down(Gpu::as_ref(&buf))?,
             false => vec![T::zeroed(); Gpu::len(Gpu::as_ref(&buf))],
@@ -244,6 +302,10 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         after: L::Event,
     ) -> Result<Staging<L, T>, Error> {
         let all = 0..Gpu::len(Gpu::whole(&buf));
+        if self.reaches_device() {
+            let shape = Shape::AllReduce { len: all.end };
+            return near::start(self, buf, (shape, op), [all.clone(), all], after);
+        }
         Staging::start(buf, [all.clone(), all], Some(after), |buf| {
             self.start_all_reduce(buf, op, ())
         })
@@ -257,7 +319,13 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         after: L::Event,
     ) -> Result<Staging<L, T>, Error> {
         let all = 0..Gpu::len(Gpu::whole(&buf));
-        Staging::start(buf, [all, part(counts, self.rank())], Some(after), |buf| {
+        let mine = part(counts, self.rank());
+        if self.reaches_device() {
+            let counts = counts.to_vec();
+            let shape = Shape::ReduceScatter { counts };
+            return near::start(self, buf, (shape, op), [all, mine], after);
+        }
+        Staging::start(buf, [all, mine], Some(after), |buf| {
             self.start_reduce_scatter_v(buf, counts, op, ())
         })
     }
@@ -269,7 +337,13 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         after: L::Event,
     ) -> Result<Staging<L, T>, Error> {
         let all = 0..Gpu::len(Gpu::whole(&buf));
-        Staging::start(buf, [part(counts, self.rank()), all], Some(after), |buf| {
+        let mine = part(counts, self.rank());
+        if self.reaches_device() {
+            let counts = counts.to_vec();
+            let shape = Shape::AllGather { counts };
+            return near::start(self, buf, (shape, ReduceOp::Sum), [mine, all], after);
+        }
+        Staging::start(buf, [mine, all], Some(after), |buf| {
             self.start_all_gather_v(buf, counts, ())
         })
     }
@@ -281,6 +355,9 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         buf: GpuBuf<L, T>,
         after: L::Event,
     ) -> Result<Staging<L, T>, Error> {
+        if self.reaches_device() {
+            return near::message(self, buf, (to, tag), true, Some(after));
+        }
         let all = 0..Gpu::len(Gpu::whole(&buf));
         Staging::start(buf, [all, 0..0], Some(after), |buf| {
             self.start_send(buf, to, tag, ())
@@ -293,6 +370,9 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         tag: u64,
         buf: GpuBuf<L, T>,
     ) -> Result<Staging<L, T>, Error> {
+        if self.reaches_device() {
+            return near::message(self, buf, (from, tag), false, None);
+        }
         let all = 0..Gpu::len(Gpu::whole(&buf));
         Staging::start(buf, [0..0, all], None, |buf| {
             self.start_recv(buf, from, tag, ())
