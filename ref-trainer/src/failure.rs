@@ -162,7 +162,8 @@ impl From<quintet_collectives::Error> for Failure {
     fn from(error: quintet_collectives::Error) -> Self {
         match error {
             quintet_collectives::Error::Layout(sentence)
-            | quintet_collectives::Error::Environment(sentence) => Self::usage(sentence),
+            | quintet_collectives::Error::Environment(sentence)
+            | quintet_collectives::Error::Library(sentence) => Self::usage(sentence),
             quintet_collectives::Error::PeerLost { rank, .. } => Self {
                 lost: Some(rank),
                 ..Self::aborted(error.to_string())

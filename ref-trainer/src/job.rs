@@ -61,6 +61,8 @@ pub struct Job {
     pub eval_interval: u64,
     /// What ranks are.
     pub ranks: Ranks,
+    /// Whether NCCL performs collectives where the device's memory lies.
+    pub nccl: bool,
     /// This process is one rank of those that a launcher has started; a fact of this process and
     /// not of the job.
     #[serde(skip)]
@@ -287,6 +289,7 @@ impl Default for Job {
             optimizer: OptimizerOptions::default(),
             eval_interval: 50,
             ranks: Ranks::Threads,
+            nccl: false,
             launched: false,
             constants: None,
             threads_per_rank: 1,

@@ -177,7 +177,12 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 // Its choices follow the job's seed and the rank.
                 let seed = self.job.seed.wrapping_mul(1 << 20);
                 let seed = seed.wrapping_add(comm.rank() as u64);
-                self.on(Gpu::new(Emulated::new(Arch(80), seed))?, comm)
+                let device = Gpu::new(Emulated::new(Arch(80), seed))?;
+                #[cfg(feature = "nccl")]
+                if self.job.nccl {
+                    return self.on(device, crate::reach::over_nccl(&comm, true)?);
+                }
+                self.on(device, comm)
             }
             #[cfg(not(feature = "emulated"))]
             DeviceKind::Emulated => Err(Failure::usage(

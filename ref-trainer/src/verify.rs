@@ -392,6 +392,7 @@ pub fn predicted_step(job: &Job) -> Result<traffic::Traffic, Failure> {
 pub fn twin_of(job: &Job) -> Job {
     Job {
         layout: Layout::single(),
+        nccl: false,
         ..job.clone()
     }
 }

@@ -99,7 +99,8 @@ pub(super) fn job(base: Base, args: &JobArgs, told: Told<'_>) -> Result<Job, Fai
     optimiser(&mut job, &args.optimiser, chosen);
     output(&mut job, &args.output);
     job.check()?;
-    started(&mut job, device, told)?;
+    let order = args.layout.reduction_order;
+    started(&mut job, device, order, told)?;
     Ok(job)
 }
 
@@ -115,12 +116,18 @@ pub(super) fn job_without_steps(
     refuse::device(device)?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
-    started(&mut base.job, device, told)?;
+    started(&mut base.job, device, layout.reduction_order, told)?;
     Ok(base.job)
 }
 
 /// Who starts the ranks.
-fn started(job: &mut Job, device: &DeviceArgs, told: Told<'_>) -> Result<(), Failure> {
+fn started(
+    job: &mut Job,
+    device: &DeviceArgs,
+    order: Option<ReductionOrder>,
+    told: Told<'_>,
+) -> Result<(), Failure> {
+    ranks::nccl(job, device.transport, order)?;
     job.ranks = ranks::ranks((device.launch, device.transport), told, job.ranks)?;
     job.launched = told.launched.is_some();
     ranks::fit(job, told.launched)

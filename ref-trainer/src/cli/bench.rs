@@ -8,8 +8,8 @@ use quintet_collectives::bench::{Bench, OPERATIONS};
 use quintet_collectives::plan::Operation;
 
 use super::apply::Told;
-use super::ranks;
 use super::words::{DtypeWord, ReductionOrder, Transport};
+use super::{ranks, refuse};
 use crate::bench::{BenchJob, operation};
 use crate::failure::Failure;
 use crate::job::{Dtype, Ranks};
@@ -90,6 +90,10 @@ impl BenchArgs {
                 ))
             })?,
         };
+        if self.transport == Some(Transport::Nccl) {
+            let instead = "bench measures what hosts carry; use local, shm, unix or tcp";
+            refuse::unbuilt("transport", "nccl", instead)?;
+        }
         let transport = ranks::ranks((None, self.transport), told, Ranks::Threads)?;
         if self.minbytes > self.maxbytes {
             return Err(Failure::usage(format!(

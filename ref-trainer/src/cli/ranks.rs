@@ -11,9 +11,10 @@ use quintet_collectives::environment::{Family, Place, Variables};
 
 use super::apply::Told;
 use super::refuse::unbuilt;
-use super::words::{Launch, Transport, spelt};
+use super::words::{Launch, ReductionOrder, Transport, spelt};
 use crate::failure::Failure;
-use crate::job::{Job, Over, Ranks};
+use crate::job::{DeviceKind, Job, Over, Ranks};
+use crate::reach;
 
 /// The place that a launcher has given this process, if one has started it as a rank. One process
 /// alone is none unless our own launcher says so: its ranks may be threads.
@@ -95,15 +96,45 @@ pub(super) fn ranks(
 pub(super) fn over(word: Transport) -> Result<Option<Over>, Failure> {
     Ok(match word {
         Transport::Local => None,
-        Transport::Auto => Some(Over::Auto),
+        // What NCCL does not carry goes as it would without.
+        Transport::Auto | Transport::Nccl => Some(Over::Auto),
         Transport::Shm => Some(Over::Shm),
         Transport::Unix => Some(Over::Unix),
         Transport::Tcp => Some(Over::Tcp),
-        Transport::Nccl | Transport::Mpi => {
-            let instead = "use auto, local, shm, unix or tcp";
+        Transport::Mpi => {
+            let instead = "use auto, local, shm, unix, tcp or nccl";
             return unbuilt("transport", &spelt(word), instead).map(|()| None);
         }
     })
+}
+
+/// Whether NCCL carries what is on the device; `before` is what a saved job says. It needs such a device, and
+/// folds in an order of its own.
+///
+/// # Errors
+/// Exit 2 where that cannot be.
+pub(super) fn nccl(
+    job: &mut Job,
+    transport: Option<Transport>,
+    order: Option<ReductionOrder>,
+) -> Result<(), Failure> {
+    job.nccl = transport.map_or(job.nccl, |word| word == Transport::Nccl);
+    if !job.nccl {
+        return Ok(());
+    }
+    reach::built(job)?;
+    if job.device == DeviceKind::Cpu {
+        return Err(Failure::usage(
+            "--transport nccl moves what lies on a device, and --device cpu is none; use --device emulated (verify), or --transport auto",
+        ));
+    }
+    if order == Some(ReductionOrder::Rank) {
+        return Err(Failure::usage(
+            "--transport nccl folds in an order that NCCL chooses, and --reduction-order rank asks for another; leave it out, or use --transport auto",
+        ));
+    }
+    job.layout.any_order = true;
+    Ok(())
 }
 
 /// Refuses a layout that has not as many ranks as were started.

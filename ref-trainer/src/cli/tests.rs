@@ -321,12 +321,7 @@ fn sequences_are_cut() {
 
 #[test]
 fn what_is_not_built_is_refused_by_name() {
-    let cases = [
-        "--device emulated",
-        "--device cuda",
-        "--transport nccl",
-        "--transport mpi",
-    ];
+    let cases = ["--device emulated", "--device cuda", "--transport mpi"];
     for flags in cases {
         for subcommand in ["", "train"] {
             refused(&format!("{subcommand} {flags}"), "not built yet");
@@ -351,6 +346,26 @@ fn what_is_not_built_is_refused_by_name() {
     ] {
         refused(&format!("verify {flags}"), "belongs to train");
     }
+}
+
+#[cfg(feature = "nccl")]
+#[test]
+fn nccl_needs_a_device_and_folds_in_its_own_order() {
+    refused("train --transport nccl", "--device cpu is none");
+    refused("bench all_reduce --transport nccl", "not built yet");
+    refused(
+        "verify --device emulated --transport nccl --reduction-order rank",
+        "folds in an order that NCCL chooses",
+    );
+    let job = verify("verify --device emulated --transport nccl --dp 2");
+    assert!(job.nccl && job.layout.any_order);
+    assert_eq!(job.ranks, Ranks::Threads);
+}
+
+#[cfg(not(feature = "nccl"))]
+#[test]
+fn nccl_is_refused_by_a_build_without_it() {
+    refused("train --transport nccl", "built without NCCL");
 }
 
 #[test]

@@ -200,7 +200,8 @@ pub(super) enum Transport {
     Unix,
     /// TCP between processes
     Tcp,
-    /// Not built yet: refused
+    /// NCCL for what is on the device, in a build with feature nccl; all else as under auto. Its folds go in
+    /// its own order, so --reduction-order any goes with it
     Nccl,
     /// Not built yet: refused
     Mpi,

@@ -1,0 +1,46 @@
+//! What lies on a device travels through the host, or, where the job says so, by NCCL from where it lies.
+
+#[cfg(feature = "nccl")]
+use quintet_collectives::nccl::{Library, Nccl};
+#[cfg(feature = "nccl")]
+use quintet_collectives::{Communicator, transport::Transport};
+
+use crate::failure::Failure;
+use crate::job::Job;
+
+/// Refuses NCCL in a build without it.
+///
+/// # Errors
+/// Exit 2.
+pub fn built(job: &Job) -> Result<(), Failure> {
+    if job.nccl && !cfg!(feature = "nccl") {
+        return Err(Failure::usage(
+            "this quintet was built without NCCL; cargo build --release -p quintet-ref-trainer --features nccl builds one with it (it needs neither CUDA nor NCCL for that)",
+        ));
+    }
+    Ok(())
+}
+
+/// The communicator of the same ranks by which collectives are performed where the device's memory lies, which is
+/// the host's (`emulated`) or a GPU's. Nothing is sent.
+///
+/// # Errors
+/// Exit 2 where NCCL is not found, cannot be used, or works on other memory.
+#[cfg(feature = "nccl")]
+pub fn over_nccl<T: Transport + Send + 'static>(
+    comm: &Communicator<T>,
+    emulated: bool,
+) -> Result<Communicator<Nccl<T>>, Failure> {
+    let library = Library::open()?;
+    if emulated && !library.on_host() {
+        return Err(Failure::usage(format!(
+            "{library:?} works on the memory of GPUs, and what --device emulated computes with is the host's; name the stand-in of the tests in QUINTET_NCCL_LIB, or use --transport auto"
+        )));
+    }
+    if !emulated && library.on_host() {
+        return Err(Failure::usage(format!(
+            "{library:?} is the stand-in of the tests, which works on the host's memory; leave QUINTET_NCCL_LIB out, or use --device emulated"
+        )));
+    }
+    Ok(comm.over("nccl", |end| Nccl::new(end, library))?)
+}
