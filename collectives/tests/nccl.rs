@@ -16,6 +16,7 @@ use half::{bf16, f16};
 use quintet_collectives::nccl::{HostLane, Library, Nccl, OLDEST, explain};
 use quintet_collectives::plan::{CollectiveShape as S, Operation};
 use quintet_collectives::store::FileStore;
+use quintet_collectives::transport::device::Lane;
 use quintet_collectives::transport::local::{Local, World};
 use quintet_collectives::{Communicator, DType, Element, Error, Order, ReduceOp, Result};
 
@@ -478,7 +479,21 @@ fn a_device_that_stalls_is_a_timeout_and_is_aborted() {
         step(comm, &lib)?;
         comm.barrier()?;
         told.set("stall=1");
-        step(comm, &lib)
+        let part = comm.subgroup(comm.group(), "stalls")?;
+        let part = part.with_deadline(Duration::from_millis(300));
+        let (x, mut y, lane) = (vec![1i64; 100], vec![0i64; 100], HostLane::new(&lib)?);
+        let spans = [span(&x), span(&y)];
+        let shape = S::AllReduce { len: 100 };
+        let error = part.on_device(shape, ReduceOp::Sum, spans, lane.clone());
+        // The others have given up too, and the device goes on: what was aborted is not done after all.
+        comm.subgroup(comm.group(), "later")?.barrier()?;
+        told.set("stall=0");
+        for _ in 0..10 {
+            assert!(lane.idle()?);
+        }
+        y[0] += y[99];
+        assert_eq!(y, vec![0; 100]);
+        error
     }) {
         let error = outcome.unwrap_err();
         assert!(
@@ -501,7 +516,6 @@ fn a_device_that_stalls_is_a_timeout_and_is_aborted() {
         "{:?}",
         begin.elapsed()
     );
-    told.set("stall=0");
     assert_eq!((told.faults(), told.live()), (String::new(), 0));
 }
 
@@ -564,7 +578,7 @@ fn what_nccl_says_is_told_to_every_rank() {
             "fail=ncclCommInitRankConfig:1:Cuda failure 2 'out of memory'",
             "ncclCommInitRankConfig",
         ),
-        ("broken=6", "ncclCommGetAsyncError"),
+        ("stall=1;broken=3", "ncclCommGetAsyncError"),
     ] {
         let told = Told::new(call_named);
         told.set(words);
@@ -585,6 +599,26 @@ fn what_nccl_says_is_told_to_every_rank() {
         }
         assert_eq!(told.live(), 0, "{words}");
     }
+}
+
+#[test]
+fn what_nccl_says_of_others_is_believed_once_they_have_had_time_to_say_why() {
+    let told = Told::new("remote");
+    told.set("stall=1;broken=6");
+    let lib = told.library();
+    let begin = Instant::now();
+    for outcome in outcomes(2, &lib, |comm| {
+        let (x, mut y) = (vec![1i32; 4], vec![0; 4]);
+        let shape = S::AllReduce { len: 4 };
+        call(comm, &lib, shape, ReduceOp::Sum, &x, &mut y)
+    }) {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::Nccl { code: 6, .. }), "{error}");
+    }
+    let took = begin.elapsed();
+    let (least, most) = (Duration::from_millis(700), Duration::from_secs(3));
+    assert!(took >= least && took < most, "{took:?}");
+    assert_eq!(told.live(), 0);
 }
 
 #[test]

@@ -13,7 +13,8 @@ fn stand_in() -> PathBuf {
     test.with_file_name("libquintet_nccl_shim.so")
 }
 
-const PROOF: &str = "verify --device emulated --transport nccl --steps 1 --json";
+const PROOF: &str =
+    "verify --device emulated --transport nccl --seq-length 8 --mbs 1 --gbs 2 --steps 1 --json";
 
 fn quintet(line: &str, library: PathBuf, told: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quintet"));

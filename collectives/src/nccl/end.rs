@@ -8,7 +8,7 @@ use std::{
     format,
     string::{String, ToString},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
     vec::Vec,
 };
 
@@ -54,7 +54,15 @@ pub struct Nccl<T: Transport> {
     pairs: BTreeMap<(usize, bool), Pair>,
     said: BTreeMap<usize, Vec<Said>>,
     dead: Option<Error>,
+    /// What NCCL says of another rank, and since when nobody has said why.
+    doubt: Option<(Error, Instant)>,
 }
+
+/// How long another rank's cause may take to come over the transport.
+const DOUBT: Duration = Duration::from_millis(700);
+
+/// `ncclRemoteError`.
+const REMOTE: i32 = 6;
 
 /// The way of messages to or from one rank.
 struct Pair {
@@ -97,6 +105,7 @@ impl<T: Transport> Nccl<T> {
             pairs: BTreeMap::new(),
             said: BTreeMap::new(),
             dead: None,
+            doubt: None,
         }
     }
 
@@ -134,6 +143,30 @@ impl<T: Transport> Nccl<T> {
             } else {
                 format!(": {last}")
             },
+        }
+    }
+
+    /// What came of a step. A rank that gives up says why before it aborts, but NCCL may be the faster: what it
+    /// says of others is believed once nobody has said more.
+    fn judged(&mut self, outcome: Result<bool, Failed>) -> Result<bool> {
+        let failed = match outcome {
+            Ok(over) => return Ok(over),
+            Err(failed) => failed,
+        };
+        let error = self.error(failed);
+        self.control.healthy()?;
+        if !matches!(error, Error::Nccl { code: REMOTE, .. }) {
+            return Err(error);
+        }
+        self.doubt = Some((error, Instant::now()));
+        Ok(false)
+    }
+
+    /// Whether what NCCL has said of others is still in doubt; not for ever.
+    fn doubts(&mut self) -> Result<bool> {
+        match &self.doubt {
+            Some((error, since)) if since.elapsed() >= DOUBT => Err(error.clone()),
+            doubt => Ok(doubt.is_some()),
         }
     }
 
@@ -220,7 +253,11 @@ impl<T: Transport> Device for Nccl<T> {
     fn poll(&mut self) -> Result<bool> {
         self.alive()?;
         for _ in 0..GLANCES {
-            if self.step().map_err(|failed| self.error(failed))? {
+            if self.doubts()? {
+                return Ok(false);
+            }
+            let outcome = self.step();
+            if self.judged(outcome)? {
                 return Ok(true);
             }
             std::thread::yield_now();
@@ -247,8 +284,11 @@ impl<T: Transport> Device for Nccl<T> {
 
     fn poll_message(&mut self, peer: usize, out: bool) -> Result<bool> {
         self.alive()?;
-        self.step_message(peer, out)
-            .map_err(|failed| self.error(failed))
+        if self.doubts()? {
+            return Ok(false);
+        }
+        let outcome = self.step_message(peer, out);
+        self.judged(outcome)
     }
 
     fn has_message(&self, peer: usize, out: bool) -> bool {
