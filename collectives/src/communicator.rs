@@ -41,6 +41,7 @@ pub(crate) mod far;
 mod log;
 mod messages;
 mod observer;
+mod parcel;
 mod started;
 pub(crate) mod stats;
 mod worker;

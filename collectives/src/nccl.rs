@@ -20,6 +20,7 @@ use std::{format, string::String};
 
 use crate::{DType, Order, ReduceOp, plan::Operation};
 
+mod calls;
 mod end;
 mod folds;
 mod host;

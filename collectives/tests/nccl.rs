@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use quintet_collectives::element::Bool;
 use quintet_collectives::nccl::{HostLane, Library, Nccl, OLDEST, explain};
 use quintet_collectives::plan::{CollectiveShape as S, Operation};
 use quintet_collectives::store::FileStore;
@@ -94,6 +95,9 @@ fn every_type_and_fold() {
         every_fold(world, |r, i| small(r, i) - 3);
         every_fold(world, |r, i| i64::from(small(r, i)) - 3);
         every_fold(world, |r, i| small(r, i) as u8);
+        every_fold(world, |r, i| small(r, i) as u32);
+        every_fold(world, |r, i| small(r, i) as u64);
+        every_fold(world, |r, i| Bool::from((r + i) % 3 == 0));
     }
 }
 

@@ -5,7 +5,7 @@
 //!  |- Borrowed    a collective on the caller's slices
 //!  |- Owned       a collective on a buffer it owns
 //!  |- Sending, Receiving, Both
-//!  |- Far, FarMessage (`far.rs`)   on a device's memory
+//!  |- Far (`far.rs`), FarMessage (`parcel.rs`)   on a device's memory
 //! ```
 
 use std::{

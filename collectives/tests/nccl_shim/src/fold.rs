@@ -9,7 +9,9 @@ use half::{bf16, f16};
 pub(crate) enum Kind {
     U8,
     I32,
+    U32,
     I64,
+    U64,
     F16,
     F32,
     F64,
@@ -21,7 +23,9 @@ impl Kind {
         Some(match code {
             1 => Self::U8,
             2 => Self::I32,
+            3 => Self::U32,
             4 => Self::I64,
+            5 => Self::U64,
             6 => Self::F16,
             7 => Self::F32,
             8 => Self::F64,
@@ -34,8 +38,8 @@ impl Kind {
         match self {
             Self::U8 => 1,
             Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 => 8,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
         }
     }
 }
@@ -87,6 +91,24 @@ pub(crate) fn fold(kind: Kind, op: Fold, inputs: &[Vec<u8>]) -> Vec<u8> {
             i64::wrapping_add,
             i64::wrapping_mul,
             |a, n| a / n as i64,
+        ),
+        Kind::U32 => whole(
+            op,
+            inputs,
+            u32::from_le_bytes,
+            u32::to_le_bytes,
+            u32::wrapping_add,
+            u32::wrapping_mul,
+            |a, n| a / n as u32,
+        ),
+        Kind::U64 => whole(
+            op,
+            inputs,
+            u64::from_le_bytes,
+            u64::to_le_bytes,
+            u64::wrapping_add,
+            u64::wrapping_mul,
+            |a, n| a / n as u64,
         ),
         Kind::F32 => float(
             op,
