@@ -391,8 +391,9 @@ fn measured_constants_choose_the_plans_and_what_is_predicted() {
     let dir = Folder::new("constants");
     // What `bench --calibrate` writes, of a machine on which each message costs a second and bytes
     // nothing: fewest rounds win.
+    let curve = "1000:1e-15 100000:1e-15 -:1e-15";
     let section =
-        |name: &str| format!("[{name}]\nlatency 1e0\noverhead 1e-9\nsend -:1e-15\nfold -:1e-15\n");
+        |name: &str| format!("[{name}]\nlatency 1e0\noverhead 1e-9\nsend {curve}\nfold {curve}\n");
     fs::write(dir.0.join("c"), section("local") + &section("shm")).unwrap();
     let line = "verify --json --dp 4 --model tiny --reduction-order any --optimizer sgd";
     let said = |flags: &str| {
