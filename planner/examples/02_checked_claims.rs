@@ -95,6 +95,14 @@ fn traffic() -> Result<Vec<Named>, Error> {
         .iter()
         .filter(|f| f.when == When::Forward && f.collective == Collective::AllReduce);
     let forward: u64 = forward.map(|f| f.times).sum();
+    let regions = |sequence_parallel| {
+        let layout = Layout {
+            sequence_parallel,
+            ..tp.clone()
+        };
+        let block = by_kind(&llama, &layout, &batch, types(), Sums::Least).dense;
+        block.iter().map(|f| f.bytes * f.times).sum::<u64>() as f64
+    };
 
     let (p, m) = (8, 32);
     let schedule = Schedule::new(ScheduleKind::OneFOneB, p, m, &vec![1; p])?;
@@ -145,6 +153,10 @@ fn traffic() -> Result<Vec<Named>, Error> {
     let ratio = |zero, micro| -> Result<f64, Error> { Ok(same(zero, micro)? / same(0, 1)?) };
     Ok(vec![
         ("tp-all-reduces", format!("{forward} a layer forward")),
+        (
+            "sequence-parallel",
+            format!("{:.2} x the bytes", regions(true) / regions(false)),
+        ),
         (
             "bubble-1f1b",
             format!(

@@ -64,6 +64,9 @@ const MIB: u64 = 1 << 20;
 pub const PRESETS: [&str; 4] = ["a100", "h100", "h200", "b200"];
 
 impl Cluster {
+    /// More GPUs than that are not planned for.
+    pub const MOST: usize = 1 << 22;
+
     /// `gpus` of a kind in nodes of 8, with the sources of its figures:
     ///
     /// | | memory, as the driver reports it | memory bandwidth | bf16 dense | NVLink, one way | network a GPU |
@@ -146,6 +149,14 @@ impl Cluster {
                 "a node of 0 GPUs; give gpus_per_node of at least 1",
             ));
         }
+        for (name, value) in [("GPUs", self.gpus), ("GPUs a node", self.gpus_per_node)] {
+            if value > Self::MOST {
+                return no(format!(
+                    "{value} {name} are more than is planned for; the most is {}",
+                    Self::MOST
+                ));
+            }
+        }
         if self.gpus > self.gpus_per_node && !self.gpus.is_multiple_of(self.gpus_per_node) {
             let below = self.gpus / self.gpus_per_node * self.gpus_per_node;
             return no(format!(
@@ -207,6 +218,7 @@ mod tests {
         let said: Vec<String> = [
             of(&|c| c.gpus = 0),
             of(&|c| c.gpus_per_node = 0),
+            of(&|c| c.gpus = usize::MAX),
             of(&|c| c.gpus = 12),
             of(&|c| c.reserved = c.memory),
             of(&|c| c.peak.bf16 = f64::NAN),
@@ -216,6 +228,7 @@ mod tests {
         let expected = [
             "0 GPUs",
             "node of 0",
+            "the most is 4194304",
             "8 or 16",
             "leave nothing",
             "above 0",

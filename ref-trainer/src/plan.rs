@@ -103,7 +103,7 @@ fn page(request: &Request, found: &Found) -> Result<String, Failure> {
     plan_page(&title, "Which layout, why, at what cost.", &data)
 }
 
-/// Which of the degrees asked for does not go into the cluster.
+/// Which of what was asked for leaves no layout to look at.
 fn no_mesh(request: &Request) -> String {
     let (gpus, pins) = (request.cluster.gpus, &request.pins);
     let degrees = [
@@ -120,8 +120,36 @@ fn no_mesh(request: &Request) -> String {
             return format!("{name}={n} does not divide them");
         }
     }
-    let words: Vec<String> = asked.map(|(name, n)| format!("{name}={n}")).collect();
-    format!("{} do not multiply to a part of them", words.join(" x "))
+    let product = asked
+        .clone()
+        .try_fold(1, |all: usize, (_, n)| all.checked_mul(n));
+    let all = degrees.iter().all(|(_, pin)| pin.is_some());
+    if product.is_none_or(|n| !gpus.is_multiple_of(n) || all && n != gpus) {
+        let words: Vec<String> = asked.map(|(name, n)| format!("{name}={n}")).collect();
+        return format!("{} do not multiply to a part of them", words.join(" x "));
+    }
+    let each = request.job.global_batch / pins.dp.unwrap_or(1);
+    if let Some(n) = pins
+        .micro_batch
+        .filter(|&n| n == 0 || !each.is_multiple_of(n))
+    {
+        return format!(
+            "micro-batch-size {n} does not divide the {each} sequences of a replica's step"
+        );
+    }
+    let layers = request.shape.config.layers;
+    let chunks = layers / pins.pp.unwrap_or(2).max(1);
+    match (pins.schedule, pins.virtual_stages) {
+        (Some(kind), None | Some(1)) if pins.pp == Some(1) => {
+            format!("with one stage there is 1f1b alone, not {kind}")
+        }
+        (_, Some(n)) => format!(
+            "{n} chunks a stage take --schedule interleaved where they are more than 1, stages (pp of 2 or more), and layers for all of them: of {layers} layers at most {chunks} chunks a stage"
+        ),
+        _ => String::from(
+            "nothing goes with all that was asked for together; leave something to be searched",
+        ),
+    }
 }
 
 /// Why there is no layout, and on what there would be one.
@@ -139,6 +167,9 @@ fn nothing(request: &Request, found: &Found) -> Failure {
         ));
     };
     let enough = match smallest(request) {
+        Some(gpus) if gpus <= cluster.gpus => format!(
+            "{gpus} GPUs of this kind would do were nothing decided beforehand; leave something to be searched"
+        ),
         Some(gpus) => format!("the smallest cluster of this kind that would do has {gpus} GPUs"),
         None => String::from(
             "no cluster of this kind would do, for a single layer is too much; take GPUs with more memory",

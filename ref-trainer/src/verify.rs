@@ -166,9 +166,16 @@ impl fmt::Display for Verdict {
         }
         for (category, predicted) in &self.memory_predicted {
             let (rest, peak) = (predicted.at_rest, predicted.peak);
+            let counted = self.memory_counted.get(category).copied();
+            let counted = counted.unwrap_or_default();
+            let said = match counted == *predicted {
+                true => "equal".into(),
+                false => format!("{} at rest, DIFFERS", counted.at_rest),
+            };
             writeln!(
                 f,
-                "  {category} on the fullest rank: predicted {peak} bytes, {rest} at rest"
+                "  {category} on the fullest rank: predicted {peak} bytes, {rest} at rest; counted {}, {said}",
+                counted.peak
             )?;
         }
         let memory = if self.memory_differs.is_empty() {

@@ -266,16 +266,41 @@ fn times_replace_efficiencies() {
         "[practice]\nfp8 = true\ndispatch_bytes = 1\ndispatch_nodes = 4\n",
     )
     .unwrap();
-    let line = "--model deepseek-v3 --gpus 2048 --tp 1 --pp 16 --ep 64 --seq-length 4096 --zero-stage 1 --recompute full --schedule dualpipe-v --mbs 1 --cp 1";
+    let line = "--model deepseek-v3 --gpus 2048 --tp 1 --pp 16 --ep 64 --seq-length 4096 --zero-stage 1 --recompute full --schedule 1f1b --mbs 1 --cp 1";
     let (ours, theirs) = (
         of(line),
         of(&format!("{line} --times {}", practice.display())),
     );
     assert_eq!(ours["memory_bytes"], theirs["memory_bytes"]);
+    let (code, out, err) = said(&plan(&format!("{line} --times {}", practice.display())));
+    assert!(
+        code == 0 && out.contains("another trainer's habits (products in 8 bits"),
+        "{err}"
+    );
     let half = |part: &str| {
         2.0 * theirs["seconds"][part].as_f64().unwrap() < ours["seconds"][part].as_f64().unwrap()
     };
     assert!(half("ep"), "{ours} {theirs}");
+}
+
+/// What `quintet bench kernels` prints is what `--times` reads.
+#[test]
+fn kernels_of_this_machine_are_times() {
+    let dir = folder("plan-kernels");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quintet"));
+    let timed = command.args(["bench", "kernels"]).output().unwrap();
+    assert!(timed.status.success(), "{timed:?}");
+    let (times, cluster) = (dir.join("times.toml"), dir.join("cpu.toml"));
+    fs::write(&times, &timed.stdout).unwrap();
+    // Peaks that no CPU reaches.
+    fs::write(&cluster, format!("f32_tflops = 20.0\n{CLUSTER}")).unwrap();
+    let (code, out, err) = said(&plan(&format!(
+        "--model bench-s --cluster {} --times {} --gpus 1 --dtype f32 --global-batch-size 8",
+        cluster.display(),
+        times.display()
+    )));
+    assert_eq!(code, 0, "{err}");
+    assert!(!out.contains("products at 62 %"), "{out}");
 }
 
 #[test]
@@ -383,9 +408,36 @@ fn figures_without_measure_are_refused() {
         assert_eq!(err.lines().count(), 1, "{line}: {err}");
         assert!(!err.contains("panicked"), "{line}: {err}");
     }
-    // What goes in but does not come out says so too.
-    let (code, _, err) = said(&plan("--model llama3-8b --gpus 8 --html /none/page.html"));
-    assert!(code > 0 && err.lines().count() == 1, "{err}");
+    // What was asked for and cannot be is named.
+    for (more, part) in [
+        ("--mbs 0", "micro-batch-size 0 does not divide"),
+        (
+            "--mbs 3 --global-batch-size 64",
+            "micro-batch-size 3 does not divide the 64",
+        ),
+        ("--virtual-stages 99", "of 32 layers at most 16 chunks"),
+        (
+            "--schedule dualpipe-v --pp 1",
+            "with one stage there is 1f1b alone",
+        ),
+        ("--tp 4 --pp 4", "tp=4 x pp=4 do not multiply"),
+        (
+            "--pp 4 --tp 1 --schedule gpipe",
+            "leave something to be searched",
+        ),
+        ("--top 0", "--top"),
+    ] {
+        let (code, _, err) = said(&plan(&format!("--model llama3-8b --gpus 8 {more}")));
+        assert!(code == 2 && err.contains(part), "{more}: {err}");
+    }
+    // A page that cannot be written is no answer.
+    let path = dir.join("hidden_size.json").join("page.html");
+    let line = format!("--model llama3-8b --gpus 8 --html {}", path.display());
+    let (code, out, err) = said(&plan(&line));
+    assert!(
+        code > 0 && out.is_empty() && err.lines().count() == 1,
+        "{err}"
+    );
 }
 
 #[test]

@@ -17,8 +17,6 @@ pub(super) fn limits(request: &Request) -> Result<(), Invalid> {
     let moe = c.moe;
     let of = |pick: fn(&crate::config::MoeConfig) -> usize| moe.as_ref().map_or(1, pick);
     for (name, value, most) in [
-        ("GPUs", request.cluster.gpus, 1 << 22),
-        ("GPUs of a node", request.cluster.gpus_per_node, 1 << 22),
         ("seq-length", job.seq, 1 << 26),
         ("global-batch-size", job.global_batch, 1 << 26),
         ("vocabulary", c.vocab, 1 << 26),

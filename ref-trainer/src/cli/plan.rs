@@ -120,7 +120,7 @@ pub(super) struct PlanArgs {
     recompute: Option<RecomputeWord>,
     /// Meshes to show [default: 10]
     #[arg(long, value_name = "N", help_heading = "Answer")]
-    top: Option<usize>,
+    top: Option<std::num::NonZeroUsize>,
     /// One JSON object; its keys are in docs/plan.md
     #[arg(long, conflicts_with = "csv", help_heading = "Answer")]
     json: bool,
@@ -189,7 +189,7 @@ impl PlanArgs {
             pins: self.pins(),
             efficiency: Efficiency::default(),
             practice: Practice::default(),
-            keep: self.top.unwrap_or(10).max(1),
+            keep: self.top.map_or(10, std::num::NonZeroUsize::get),
         };
         if let Some(path) = &self.times {
             read_times(path, &mut request)?;

@@ -10,6 +10,7 @@ use quintet_planner::closed::sent::step;
 use quintet_planner::links::{lie, split};
 use quintet_planner::search::{Candidate, Found, Request};
 use quintet_planner::steps::Step;
+use quintet_planner::time::Practice;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -162,7 +163,32 @@ pub(super) fn table(request: &Request, found: &Found) -> String {
         100.0 * e.link,
         100.0 * quintet_planner::time::Efficiency::ERROR
     );
+    if request.practice != Practice::default() {
+        text += &format!(
+            "seconds are of another trainer's habits ({}); bytes and memory are this one's\n",
+            habits(&request.practice)
+        );
+    }
     text
+}
+
+/// What another trainer does otherwise, in words.
+fn habits(practice: &Practice) -> String {
+    let mut all = Vec::new();
+    if practice.fp8 {
+        all.push(String::from("products in 8 bits"));
+    }
+    if let Some(bytes) = practice.dispatch_bytes {
+        all.push(format!("{bytes} bytes an element to experts"));
+    }
+    if let Some(nodes) = practice.dispatch_nodes {
+        all.push(format!("a token once to each of at most {nodes} nodes"));
+    }
+    if practice.communication_share > 0.0 {
+        let share = 100.0 * practice.communication_share;
+        all.push(format!("{share:.0} % of a GPU communicates"));
+    }
+    all.join(", ")
 }
 
 /// Rules, and why the others do not go.
@@ -267,6 +293,7 @@ pub(super) fn json(request: &Request, found: &Found) -> Result<String, Failure> 
             "usable_bytes": cluster.usable(),
         },
         "job": { "seq_length": request.job.seq, "global_batch_size": request.job.global_batch },
+        "time_model": time_model(request),
         "flops": { "per_token": found.flops.per_token(), "formula": found.flops.formula },
         "considered": found.considered,
         "fitting": found.fitting,
@@ -277,6 +304,22 @@ pub(super) fn json(request: &Request, found: &Found) -> Result<String, Failure> 
     let text = serde_json::to_string_pretty(&whole);
     text.map(|text| text + "\n")
         .map_err(|e| Failure::data(format!("the plan cannot be written as JSON: {e}")))
+}
+
+fn time_model(request: &Request) -> Value {
+    let (e, practice) = (&request.efficiency, &request.practice);
+    json!({
+        "gemm": e.gemm,
+        "half_width": e.half_width,
+        "attention": e.attention,
+        "memory": e.memory,
+        "link": e.link,
+        "hidden": e.hidden,
+        "fp8": practice.fp8,
+        "dispatch_bytes": practice.dispatch_bytes,
+        "dispatch_nodes": practice.dispatch_nodes,
+        "communication_share": practice.communication_share,
+    })
 }
 
 fn layout(request: &Request, found: &Found, c: &Candidate) -> Value {

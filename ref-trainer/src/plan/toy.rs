@@ -23,13 +23,14 @@ pub(super) fn run(request: &Request, candidate: &Candidate) -> Result<String, Fa
         )));
     }
     Ok(format!(
-        "\nthe same shape at toy scale, on {} CPU ranks: tp {} x pp {} x cp {} x dp {}, ep {}, zero {}, {}, {} chunk(s) a stage, recompute {}\n{verdict}",
+        "\nthe same shape at toy scale, on {} CPU ranks: tp {} x pp {} x cp {} x dp {}, ep {} x etp {}, zero {}, {}, {} chunk(s) a stage, recompute {}\n{verdict}",
         l.world(),
         l.tp,
         l.pp,
         l.cp,
         l.dp,
         l.ep,
+        l.etp,
         l.zero_stage,
         l.schedule,
         l.chunks(),
@@ -54,7 +55,7 @@ fn job(request: &Request, candidate: &Candidate) -> Job {
         cp: two(from.cp),
         dp: two(from.dp),
         ep: two(from.ep),
-        etp: 1,
+        etp: two(from.etp),
         ulysses_degree: None,
         virtual_stages: two(from.virtual_stages),
         stage_layers: None,
@@ -63,7 +64,8 @@ fn job(request: &Request, candidate: &Candidate) -> Job {
     };
     model.config.tied = request.shape.config.tied;
     let mut layout = layout;
-    while !(layout.dp * layout.cp * layout.tp).is_multiple_of(layout.ep) {
+    let folded = layout.dp * layout.cp * layout.tp;
+    while !folded.is_multiple_of(layout.ep * layout.etp) {
         layout.ep -= 1;
     }
     let base = Job::verify();

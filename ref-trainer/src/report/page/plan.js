@@ -172,6 +172,6 @@ const stack = (key, order, colours) => layouts.map((l) => order.map((name) => [n
 }
 if (data.rejected.length) {
   section("rejected", "Why others do not go", "").append(table("Rules that layouts broke", [
-    ["rule", (r) => r.rule, "wrap"], ["layouts", (r) => show.whole(r.count)], ["for example", (r) => r.example, "wrap"],
+    ["layouts", (r) => show.whole(r.count)], ["rule, and for example", (r) => h("span", {}, r.rule, h("br"), h("span", { class: "note", text: r.example })), "wrap"],
   ], data.rejected));
 }
