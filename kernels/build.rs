@@ -138,8 +138,9 @@ mod emulated {
         let marks = expanded.split("emu_found(").skip(1);
         marks
             .filter_map(|mark| {
-                let (name, bound) = mark.split(')').next()?.split_once(',')?;
-                Some((name.trim().into(), bound.trim().into()))
+                // Of the bounds only the threads concern a host.
+                let mut parts = mark.split(')').next()?.split(',').map(str::trim);
+                Some((parts.next()?.into(), parts.next()?.into()))
             })
             .collect()
     }

@@ -79,12 +79,13 @@ template <int N, int W> __device__ inline void fetch(bf16* tile, const Head<cons
 template <int N, int W>
 __device__ inline void dots(float (&dot)[N / 8][4], const bf16* x, int row, const bf16* y, i64 dim) {
     int matrix = lane() / 8, r = lane() % 8;
-    for (int j = 0; j < N / 8; j++)
-        for (int i = 0; i < 4; i++) dot[j][i] = 0;
-    for (int k = 0; k < W && k < dim; k += 16) {
+    UNROLL for (int j = 0; j < N / 8; j++)
+        UNROLL for (int i = 0; i < 4; i++) dot[j][i] = 0;
+    UNROLL for (int k = 0; k < W; k += 16) {
+        if (k >= dim) break;
         u32 a[4], b[4];
         ldmatrix<4, false>(a, x + at<W>(row + matrix % 2 * 8 + r, k + matrix / 2 * 8));
-        for (int n = 0; n < N; n += 16) {
+        UNROLL for (int n = 0; n < N; n += 16) {
             ldmatrix<4, false>(b, y + at<W>(n + matrix / 2 * 8 + r, k + matrix % 2 * 8));
             mma_m16n8k16_bf16(dot[n / 8], a, b, dot[n / 8]);
             mma_m16n8k16_bf16(dot[n / 8 + 1], a, b + 2, dot[n / 8 + 1]);
@@ -97,12 +98,13 @@ template <int N, int COLS, int W>
 __device__ inline void mix(float (&acc)[COLS / 8][4], const float (&weight)[N / 8][4], const bf16* tile, int c0,
                            i64 dim) {
     int matrix = lane() / 8, r = lane() % 8;
-    for (int z = 0; z < N; z += 16) {
+    UNROLL for (int z = 0; z < N; z += 16) {
         const float *low = weight[z / 8], *high = weight[z / 8 + 1];
         u32 a[4] = {cvt_rn_bf16x2(low[0], low[1]), cvt_rn_bf16x2(low[2], low[3]), cvt_rn_bf16x2(high[0], high[1]),
                     cvt_rn_bf16x2(high[2], high[3])},
             b[4];
-        for (int c = 0; c < COLS && c0 + c < dim; c += 16) {
+        UNROLL for (int c = 0; c < COLS; c += 16) {
+            if (c0 + c >= dim) break;
             ldmatrix<4, true>(b, tile + at<W>(z + matrix % 2 * 8 + r, c0 + c + matrix / 2 * 8));
             mma_m16n8k16_bf16(acc[c / 8], a, b, acc[c / 8]);
             mma_m16n8k16_bf16(acc[c / 8 + 1], a, b + 2, acc[c / 8 + 1]);
@@ -193,8 +195,8 @@ __device__ inline float row_max(float x) {
 // warp's own rows of a tile, in chunks of 16 bytes. A zero is +0.
 template <int COLS, int W, bool ADD>
 __device__ inline void give(const Head<float>& to, i64 first, int c0, const float (&acc)[COLS / 8][4], bf16*, int) {
-    for (int j = 0; j < COLS / 8; j++) {
-        for (int half = 0; half < 2; half++) {
+    UNROLL for (int j = 0; j < COLS / 8; j++) {
+        UNROLL for (int half = 0; half < 2; half++) {
             i64 row = first + lane() / 4 + 8 * half, col = c0 + 8 * j + lane() % 4 * 2;
             if (row >= to.len || col >= to.dim) continue;
             float* p = to.at + row * to.stride + col;
@@ -209,8 +211,8 @@ __device__ inline void give(const Head<bf16>& to, i64 first, int c0, const float
                             int row) {
     static_assert(!ADD, "gradients are added in f32");
     __syncwarp();  // others of the warp may still read its rows
-    for (int j = 0; j < COLS / 8; j++) {
-        for (int half = 0; half < 2; half++) {
+    UNROLL for (int j = 0; j < COLS / 8; j++) {
+        UNROLL for (int half = 0; half < 2; half++) {
             int y = row + lane() / 4 + 8 * half;
             u32 pair = cvt_rn_bf16x2(acc[j][2 * half] + 0.0f, acc[j][2 * half + 1] + 0.0f);
             *(u32*)(tile + at<W>(y, c0 + 8 * j) + lane() % 4 * 2) = pair;
@@ -269,7 +271,7 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
     Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[2];
     float top[2], sum[2], acc[W / 8][4] = {};
-    for (int half = 0; half < 2; half++) {
+    UNROLL for (int half = 0; half < 2; half++) {
         i64 s = row + lane() / 4 + 8 * half;
         query[half] = token(call.q, b, s);
         top[half] = minus_infinity();
@@ -278,7 +280,7 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
         if (!(sum[half] > 0)) continue;
         top[half] = max_or_lse[bh * call.queries + s];
         if constexpr (STEP) {
-            for (int j = 0; j < W / 8; j++) {
+            UNROLL for (int j = 0; j < W / 8; j++) {
                 i64 col = 8 * j + lane() % 4 * 2;
                 if (col >= call.dim) continue;
                 Pack<float, 2> pair = load<float, 2>(o_rows.at + s * o_rows.stride + col);
@@ -295,8 +297,8 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
         float s[KEYS / 8][4], m[2] = {top[0], top[1]}, base[2], part[2] = {};
         dots<KEYS, W>(s, q_tile, warp_row(), k_tile, call.dim);
         bool all = all_see(call, span, key_span(z0));
-        for (int j = 0; j < KEYS / 8; j++) {
-            for (int i = 0; i < 4; i++) {
+        UNROLL for (int j = 0; j < KEYS / 8; j++) {
+            UNROLL for (int i = 0; i < 4; i++) {
                 s[j][i] = scored(call, s[j][i]);
                 if (!all) {
                     Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
@@ -305,13 +307,13 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
                 m[i / 2] = max(m[i / 2], s[j][i]);
             }
         }
-        for (int half = 0; half < 2; half++) {
+        UNROLL for (int half = 0; half < 2; half++) {
             m[half] = row_max(m[half]);
             // Of a row that has seen nothing yet: minus infinity less itself would be no number.
             base[half] = m[half] == minus_infinity() ? 0 : m[half];
         }
-        for (int j = 0; j < KEYS / 8; j++) {
-            for (int i = 0; i < 4; i++) {
+        UNROLL for (int j = 0; j < KEYS / 8; j++) {
+            UNROLL for (int i = 0; i < 4; i++) {
                 s[j][i] = power(s[j][i] - base[i / 2]);
                 part[i / 2] += s[j][i];
                 if (!call.dropout.least) continue;
@@ -319,11 +321,11 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
                 s[j][i] *= (float)left_of(call.dropout, draws, query[i / 2].at, key.at);
             }
         }
-        for (int half = 0; half < 2; half++) {
+        UNROLL for (int half = 0; half < 2; half++) {
             float fade = power(top[half] - base[half]);
             sum[half] = sum[half] * fade + row_sum(part[half]);
             top[half] = m[half];
-            for (int j = 0; j < W / 8; j++) {
+            UNROLL for (int j = 0; j < W / 8; j++) {
                 acc[j][2 * half] *= fade;
                 acc[j][2 * half + 1] *= fade;
             }
@@ -333,12 +335,12 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
     // The four threads of a row have read its carry; where no key is seen nothing has parted that from what
     // follows.
     if (STEP) __syncwarp();
-    for (int half = 0; half < 2; half++) {
+    UNROLL for (int half = 0; half < 2; half++) {
         i64 s = row + lane() / 4 + 8 * half;
         bool some = sum[half] > 0;
         if (!STEP) {
             float norm = some ? 1 / sum[half] : 0;
-            for (int j = 0; j < W / 8; j++) {
+            UNROLL for (int j = 0; j < W / 8; j++) {
                 acc[j][2 * half] = some ? acc[j][2 * half] * norm : 0;
                 acc[j][2 * half + 1] = some ? acc[j][2 * half + 1] * norm : 0;
             }
@@ -367,7 +369,7 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
     Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[2];
     float log_sum[2] = {}, pull[2] = {}, acc[W / 8][4] = {};
-    for (int half = 0; half < 2; half++) {
+    UNROLL for (int half = 0; half < 2; half++) {
         i64 s = first + warp_row() + lane() / 4 + 8 * half;
         query[half] = token(call.q, b, s);
         if (s >= call.queries) continue;
@@ -383,9 +385,11 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
         float s[N / 8][4], dp[N / 8][4];
         dots<N, W>(s, q_tile, warp_row(), k_tile, call.dim);
         dots<N, W>(dp, do_tile, warp_row(), v_tile, call.dim);
-        for (int j = 0; j < N / 8; j++) {
-            for (int i = 0; i < 4; i++) {
-                Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
+        UNROLL for (int j = 0; j < N / 8; j++) {
+            i64 z = z0 + 8 * j + lane() % 4 * 2;
+            Token keys[2] = {token(call.k, b, z), token(call.k, b, z + 1)};
+            UNROLL for (int i = 0; i < 4; i++) {
+                const Token& key = keys[i % 2];
                 float score = scored(call, s[j][i]), p = power(score - log_sum[i / 2]);
                 bool there = sees(call, query[i / 2], key);
                 if (call.dropout.least) dp[j][i] *= (float)left_of(call.dropout, draws, query[i / 2].at, key.at);
@@ -416,7 +420,7 @@ __device__ void backward_kv(const Call& call, const bf16* q, const bf16* k, cons
     fetch<ROWS, W>(v_tile, head_of(v, b, call.keys, call.kv_heads, g, call.dim), first);
     Token key[2];
     float dk_acc[COLS / 8][4] = {}, dv_acc[COLS / 8][4] = {};
-    for (int half = 0; half < 2; half++)
+    UNROLL for (int half = 0; half < 2; half++)
         key[half] = token(call.k, b, first + warp_row() + lane() / 4 + 8 * half);
     auto seen = [&](i64 s0) {
         return !none_sees(call, span_of<N>(call.q, b, s0), span);
@@ -430,10 +434,12 @@ __device__ void backward_kv(const Call& call, const bf16* q, const bf16* k, cons
             float s[N / 8][4], dp[N / 8][4];
             dots<N, W>(s, k_tile, warp_row(), q_tile, call.dim);
             dots<N, W>(dp, v_tile, warp_row(), do_tile, call.dim);
-            for (int j = 0; j < N / 8; j++) {
-                for (int i = 0; i < 4; i++) {
-                    i64 at = s0 + 8 * j + lane() % 4 * 2 + i % 2;
-                    Token query = token(call.q, b, at);
+            UNROLL for (int j = 0; j < N / 8; j++) {
+                i64 s1 = s0 + 8 * j + lane() % 4 * 2;
+                Token queries[2] = {token(call.q, b, s1), token(call.q, b, s1 + 1)};
+                UNROLL for (int i = 0; i < 4; i++) {
+                    i64 at = s1 + i % 2;
+                    const Token& query = queries[i % 2];
                     float score = scored(call, s[j][i]), pull = dp[j][i];
                     s[j][i] = dp[j][i] = 0;
                     if (!sees(call, query, key[i / 2])) continue;
@@ -473,11 +479,14 @@ __device__ void delta(const bf16* dout, const bf16* o, float* delta, i64 queries
     // Row r of 16 stands in column r: of lane 4 (r % 8) + r % 8 / 2 the element r % 2 of its half.
     int r = lane() / 4;
     if (lane() % 4 != r / 2) return;
-    for (int half = 0; half < 2; half++) {
+    UNROLL for (int half = 0; half < 2; half++) {
         i64 s = first + warp_row() + r + 8 * half;
         if (s < queries) delta[bh * queries + s] = r % 2 ? square[half][2 * half + 1] : square[half][2 * half];
     }
 }
+
+// One block a multiprocessor will do: ptxas would spill to make room for one more.
+#define BOUNDS 128, 1
 
 #define CALL_PARAMS                                                                                                \
     i64 queries, i64 keys, i64 heads, i64 kv_heads, i64 dim, const int *q_pos, const int *k_pos, const int *q_doc, \
@@ -493,31 +502,31 @@ __device__ void delta(const bf16* dout, const bf16* o, float* delta, i64 queries
 
 // W, keys a block of forward, columns of dk and dv a block, rows a block of backward.
 #define BY_WIDTH(W, KEYS, COLS, N)                                                                                   \
-    KERNEL(128, attention_##W)                                                                                       \
+    KERNEL(BOUNDS, attention_##W)                                                                                       \
     (const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, CALL_PARAMS) {                                \
         forward<W, KEYS, false>(CALL, q, k, v, o, lse, (float*)0);                                                   \
     }                                                                                                                \
-    KERNEL(128, attention_step_##W)                                                                                  \
+    KERNEL(BOUNDS, attention_step_##W)                                                                                  \
     (const bf16* q, const bf16* k, const bf16* v, float* acc, float* max, float* sum, CALL_PARAMS) {                 \
         forward<W, KEYS, true>(CALL, q, k, v, acc, max, sum);                                                        \
     }                                                                                                                \
-    KERNEL(128, attention_backward_q_##W)(GIVEN, bf16* dq, CALL_PARAMS) {                                            \
+    KERNEL(BOUNDS, attention_backward_q_##W)(GIVEN, bf16* dq, CALL_PARAMS) {                                            \
         backward_q<W, N, false>(CALL, q, k, v, dout, lse, delta_bhs, dq);                                            \
     }                                                                                                                \
-    KERNEL(128, attention_backward_step_q_##W)(GIVEN, float* dq, CALL_PARAMS) {                                      \
+    KERNEL(BOUNDS, attention_backward_step_q_##W)(GIVEN, float* dq, CALL_PARAMS) {                                      \
         backward_q<W, N, true>(CALL, q, k, v, dout, lse, delta_bhs, dq);                                             \
     }                                                                                                                \
-    KERNEL(128, attention_backward_kv_##W)(GIVEN, bf16* dk, bf16* dv, CALL_PARAMS) {                                 \
+    KERNEL(BOUNDS, attention_backward_kv_##W)(GIVEN, bf16* dk, bf16* dv, CALL_PARAMS) {                                 \
         backward_kv<W, COLS, N, false>(CALL, q, k, v, dout, lse, delta_bhs, dk, dv);                                 \
     }                                                                                                                \
-    KERNEL(128, attention_backward_step_kv_##W)(GIVEN, float* dk, float* dv, CALL_PARAMS) {                          \
+    KERNEL(BOUNDS, attention_backward_step_kv_##W)(GIVEN, float* dk, float* dv, CALL_PARAMS) {                          \
         backward_kv<W, COLS, N, true>(CALL, q, k, v, dout, lse, delta_bhs, dk, dv);                                  \
     }                                                                                                                \
-    KERNEL(128, attention_delta_##W)                                                                                 \
+    KERNEL(BOUNDS, attention_delta_##W)                                                                                 \
     (const bf16* dout, const bf16* o, float* delta_bhs, i64 queries, i64 heads, i64 dim) {                           \
         delta<W>(dout, o, delta_bhs, queries, heads, dim);                                                           \
     }
 
-BY_WIDTH(64, 64, 64, 64)
-BY_WIDTH(128, 64, 128, 64)
+BY_WIDTH(64, 64, 64, 32)
+BY_WIDTH(128, 64, 128, 32)
 BY_WIDTH(256, 32, 128, 16)

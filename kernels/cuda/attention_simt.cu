@@ -16,7 +16,8 @@
 //
 //                         keys 64   keys 64 ...      forward, dq: a block of 32 queries goes over the keys
 //              queries 32 [ S -> W | S -> W |        dk and dv: a block of 32 keys goes over the queries of
-//                           acc += W V               each head that reads it, so no two blocks add
+//                           acc += W V               each head that reads it, so no two blocks add;
+//                                                    of heads wider than 128 a block gives 128 columns
 //
 // The step of a ring is the same kernel that begins at a carry (acc, max, sum) and ends at one. Key
 // blocks begin at multiples of 64 and those that no row sees are skipped: a row's bits depend on the
@@ -87,6 +88,10 @@ template <class T> __device__ inline Head<T> head_of(T* x, i64 sequence, i64 len
     return {x + (sequence * len * heads + h) * dim, heads * dim, len};
 }
 
+template <class T> __device__ inline Head<T> from_column(Head<T> rows, i64 c0) {
+    return {rows.at + c0, rows.stride, rows.len};
+}
+
 // Thread (tx, ty) has rows ty + 8 i and columns tx + 16 j.
 __device__ inline int across() { return threadIdx.x % 16; }
 __device__ inline int down() { return threadIdx.x / 16; }
@@ -105,8 +110,8 @@ __device__ inline void fill(Acc<T>* slice, Head<const T> from, i64 first, i64 d0
 template <class T>
 __device__ void dots(Acc<T> (&dot)[4][4], Acc<T>* x_slice, Acc<T>* y_slice, Head<const T> x, i64 x0, Head<const T> y,
                      i64 y0, i64 dim) {
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) dot[i][j] = 0;
+    UNROLL for (int i = 0; i < 4; i++)
+        UNROLL for (int j = 0; j < 4; j++) dot[i][j] = 0;
     for (i64 d0 = 0; d0 < dim; d0 += SLICE) {
         fill<ROWS, T>(x_slice, x, x0, d0, dim);
         fill<COLS, T>(y_slice, y, y0, d0, dim);
@@ -114,10 +119,10 @@ __device__ void dots(Acc<T> (&dot)[4][4], Acc<T>* x_slice, Acc<T>* y_slice, Head
         int deep = (int)min((i64)SLICE, dim - d0);
         for (int d = 0; d < deep; d++) {
             Acc<T> a[4], b[4];
-            for (int i = 0; i < 4; i++) a[i] = x_slice[d * (ROWS + 1) + down() + 8 * i];
-            for (int j = 0; j < 4; j++) b[j] = y_slice[d * (COLS + 1) + across() + 16 * j];
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++) dot[i][j] = multiply_add(a[i], b[j], dot[i][j]);
+            UNROLL for (int i = 0; i < 4; i++) a[i] = x_slice[d * (ROWS + 1) + down() + 8 * i];
+            UNROLL for (int j = 0; j < 4; j++) b[j] = y_slice[d * (COLS + 1) + across() + 16 * j];
+            UNROLL for (int i = 0; i < 4; i++)
+                UNROLL for (int j = 0; j < 4; j++) dot[i][j] = multiply_add(a[i], b[j], dot[i][j]);
         }
         __syncthreads();  // before the slices are filled again
     }
@@ -128,7 +133,7 @@ __device__ void dots(Acc<T> (&dot)[4][4], Acc<T>* x_slice, Acc<T>* y_slice, Head
 template <int C, class T>
 __device__ void mix(Acc<T> (&acc)[C][4][4], const Acc<T>* weight, Acc<T>* slice, Head<const T> from, i64 first,
                     i64 dim) {
-    for (int c = 0; c < C; c++) {
+    UNROLL for (int c = 0; c < C; c++) {
         if ((i64)c * COLS >= dim) break;
         for (int z0 = 0; z0 < COLS && (z0 == 0 || first + z0 < from.len); z0 += SLICE) {
             for (int e = threadIdx.x; e < SLICE * COLS; e += THREADS) {
@@ -139,11 +144,11 @@ __device__ void mix(Acc<T> (&acc)[C][4][4], const Acc<T>* weight, Acc<T>* slice,
             __syncthreads();
             for (int z = 0; z < SLICE; z++) {
                 Acc<T> a[4];
-                for (int i = 0; i < 4; i++) a[i] = weight[(down() + 8 * i) * (COLS + 1) + z0 + z];
-                for (int j = 0; j < 4; j++) {
+                UNROLL for (int i = 0; i < 4; i++) a[i] = weight[(down() + 8 * i) * (COLS + 1) + z0 + z];
+                UNROLL for (int j = 0; j < 4; j++) {
                     if (c * COLS + 16 * j >= dim) break;
                     Acc<T> b = slice[z * (COLS + 1) + across() + 16 * j];
-                    for (int i = 0; i < 4; i++) acc[c][i][j] = multiply_add(a[i], b, acc[c][i][j]);
+                    UNROLL for (int i = 0; i < 4; i++) acc[c][i][j] = multiply_add(a[i], b, acc[c][i][j]);
                 }
             }
             __syncthreads();
@@ -153,14 +158,14 @@ __device__ void mix(Acc<T> (&acc)[C][4][4], const Acc<T>* weight, Acc<T>* slice,
 
 // Calls body(i, j) of each element of a thread's part of a tile.
 template <class Body> __device__ inline void each(Body body) {
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) body(i, j);
+    UNROLL for (int i = 0; i < 4; i++)
+        UNROLL for (int j = 0; j < 4; j++) body(i, j);
 }
 
 // Calls body(address, value) of each element of the rows that a thread has, within the edges.
 template <int C, class T, class A, class Body>
 __device__ inline void each_of(Head<T> to, i64 first, i64 dim, A (&acc)[C][4][4], Body body) {
-    for (int c = 0; c < C; c++) {
+    UNROLL for (int c = 0; c < C; c++) {
         each([&](int i, int j) {
             i64 row = first + down() + 8 * i, col = c * COLS + across() + 16 * j;
             if (row < to.len && col < dim) body(to.at + row * to.stride + col, acc[c][i][j], i);
@@ -188,7 +193,7 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
     Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[4];
     A top[4], sum[4], acc[C][4][4] = {};
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         i64 s = first + down() + 8 * i;
         query[i] = token(call.q, b, s);
         top[i] = minus_infinity<A>();
@@ -204,21 +209,21 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
     for (i64 z0 = 0; z0 < call.keys; z0 += COLS) {
         Token key[4];
         bool any = false;
-        for (int j = 0; j < 4; j++) key[j] = token(call.k, b, z0 + across() + 16 * j);
+        UNROLL for (int j = 0; j < 4; j++) key[j] = token(call.k, b, z0 + across() + 16 * j);
         each([&](int i, int j) { any |= sees(call, query[i], key[j]); });
         if (!__syncthreads_or(any)) continue;
         A s[4][4];
         dots<T>(s, row_slice, col_slice, q_rows, first, k_rows, z0, dim);
-        for (int i = 0; i < 4; i++) {
+        UNROLL for (int i = 0; i < 4; i++) {
             A m = top[i], part = 0;
-            for (int j = 0; j < 4; j++) {
+            UNROLL for (int j = 0; j < 4; j++) {
                 s[i][j] = sees(call, query[i], key[j]) ? scored(call, s[i][j]) : minus_infinity<A>();
                 m = larger(m, s[i][j]);
             }
             for (int far = 8; far > 0; far /= 2) m = larger(m, __shfl_xor_sync(FULL_WARP, m, far));
             // Of a row that has seen nothing yet: minus infinity less itself would be no number.
             A base = m == minus_infinity<A>() ? 0 : m, fade = exponential(top[i] - base);
-            for (int j = 0; j < 4; j++) {
+            UNROLL for (int j = 0; j < 4; j++) {
                 A w = exponential(s[i][j] - base);
                 part += w;
                 if (call.dropout.least) w *= (A)left_of(call.dropout, draws, query[i].at, key[j].at);
@@ -227,8 +232,8 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
             for (int far = 8; far > 0; far /= 2) part += __shfl_xor_sync(FULL_WARP, part, far);
             top[i] = m;
             sum[i] = sum[i] * fade + part;
-            for (int c = 0; c < C; c++)
-                for (int j = 0; j < 4; j++) acc[c][i][j] *= fade;
+            UNROLL for (int c = 0; c < C; c++)
+                UNROLL for (int j = 0; j < 4; j++) acc[c][i][j] *= fade;
         }
         mix<C, T>(acc, weight, col_slice, v_rows, z0, dim);
     }
@@ -239,7 +244,7 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
     // The sixteen threads of a row have read its carry; where no key is seen no barrier has parted that from
     // what follows.
     if (STEP) __syncwarp();
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         i64 s = first + down() + 8 * i;
         if (across() != 0 || s >= call.queries) continue;
         if (STEP) sums[bh * call.queries + s] = sum[i];
@@ -287,7 +292,7 @@ __device__ void backward_q(const Call& call, const T* q, const T* k, const T* v,
     Words draws = draws_of(call.dropout, b, call.first_head + h);
     Token query[4];
     A log_sum[4], pull[4], acc[C][4][4] = {};
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         i64 s = first + down() + 8 * i;
         query[i] = token(call.q, b, s);
         log_sum[i] = s < call.queries ? lse[bh * call.queries + s] : (A)0;
@@ -296,7 +301,7 @@ __device__ void backward_q(const Call& call, const T* q, const T* k, const T* v,
     for (i64 z0 = 0; z0 < call.keys; z0 += COLS) {
         Token key[4];
         bool any = false;
-        for (int j = 0; j < 4; j++) key[j] = token(call.k, b, z0 + across() + 16 * j);
+        UNROLL for (int j = 0; j < 4; j++) key[j] = token(call.k, b, z0 + across() + 16 * j);
         each([&](int i, int j) { any |= sees(call, query[i], key[j]); });
         if (!__syncthreads_or(any)) continue;
         A s[4][4], dp[4][4];
@@ -315,6 +320,9 @@ __device__ void backward_q(const Call& call, const T* q, const T* k, const T* v,
     each_of(dq_rows, first, dim, acc, [&](O* at, A value, int) { *at = narrow<O>(value + (ADD ? widen(*at) : 0)); });
 }
 
+// Columns of dk and dv of a block, in units of 64: those of both lie in registers.
+__device__ constexpr int own_columns(int c) { return c < 2 ? c : 2; }
+
 template <class T, int C, bool ADD, class O>
 __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v, const T* dout, const Acc<T>* lse,
                             const Acc<T>* delta, O* dk, O* dv) {
@@ -322,13 +330,16 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
     SHARED(A, row_slice, SLICE*(ROWS + 1));
     SHARED(A, col_slice, SLICE*(COLS + 1));
     SHARED(A, weight, ROWS*(COLS + 1));
+    constexpr int OWN = own_columns(C), PARTS = C / OWN;
     i64 tiles = (call.keys + ROWS - 1) / ROWS, dim = call.dim, group = call.heads / call.kv_heads;
-    i64 first = blockIdx.x % tiles * ROWS, bg = blockIdx.x / tiles, b = bg / call.kv_heads, g = bg % call.kv_heads;
+    i64 part = blockIdx.x / PARTS, bg = part / tiles, b = bg / call.kv_heads, g = bg % call.kv_heads;
+    i64 first = part % tiles * ROWS, c0 = blockIdx.x % PARTS * OWN * COLS;
+    if (c0 >= dim) return;
     Head<const T> k_rows = head_of(k, b, call.keys, call.kv_heads, g, dim);
     Head<const T> v_rows = head_of(v, b, call.keys, call.kv_heads, g, dim);
     Token key[4];
-    A dk_acc[C][4][4] = {}, dv_acc[C][4][4] = {};
-    for (int i = 0; i < 4; i++) key[i] = token(call.k, b, first + down() + 8 * i);
+    A dk_acc[OWN][4][4] = {}, dv_acc[OWN][4][4] = {};
+    UNROLL for (int i = 0; i < 4; i++) key[i] = token(call.k, b, first + down() + 8 * i);
     for (i64 h = g * group; h < (g + 1) * group; h++) {
         Head<const T> q_rows = head_of(q, b, call.queries, call.heads, h, dim);
         Head<const T> do_rows = head_of(dout, b, call.queries, call.heads, h, dim);
@@ -337,7 +348,7 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
         for (i64 s0 = 0; s0 < call.queries; s0 += COLS) {
             Token query[4];
             bool any = false;
-            for (int j = 0; j < 4; j++)
+            UNROLL for (int j = 0; j < 4; j++)
                 query[j] = token(call.q, b, s0 + across() + 16 * j);
             each([&](int i, int j) { any |= sees(call, query[j], key[i]); });
             if (!__syncthreads_or(any)) continue;
@@ -357,15 +368,20 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
                 }
                 weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = p;
             });
-            mix<C, T>(dv_acc, weight, col_slice, do_rows, s0, dim);
+            mix<OWN, T>(dv_acc, weight, col_slice, from_column(do_rows, c0), s0, dim - c0);
             each([&](int i, int j) { weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = s[i][j]; });
-            mix<C, T>(dk_acc, weight, col_slice, q_rows, s0, dim);
+            mix<OWN, T>(dk_acc, weight, col_slice, from_column(q_rows, c0), s0, dim - c0);
         }
     }
     auto give = [](O* at, A value, int) { *at = narrow<O>(value + (ADD ? widen(*at) : 0)); };
-    each_of(head_of(dk, b, call.keys, call.kv_heads, g, dim), first, dim, dk_acc, give);
-    each_of(head_of(dv, b, call.keys, call.kv_heads, g, dim), first, dim, dv_acc, give);
+    Head<O> dk_rows = head_of(dk, b, call.keys, call.kv_heads, g, dim);
+    Head<O> dv_rows = head_of(dv, b, call.keys, call.kv_heads, g, dim);
+    each_of(from_column(dk_rows, c0), first, dim - c0, dk_acc, give);
+    each_of(from_column(dv_rows, c0), first, dim - c0, dv_acc, give);
 }
+
+// One block a multiprocessor will do: ptxas would spill to make room for one more.
+#define BOUNDS 128, 1
 
 #define CALL_PARAMS                                                                                                \
     i64 queries, i64 keys, i64 heads, i64 kv_heads, i64 dim, const int *q_pos, const int *k_pos, const int *q_doc, \
@@ -378,30 +394,30 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
     }
 
 #define BY_WIDTH(T, C, t)                                                                                           \
-    KERNEL(128, attention_##t##_##C)                                                                                \
+    KERNEL(BOUNDS, attention_##t##_##C)                                                                                \
     (const T* q, const T* k, const T* v, T* o, Acc<T>* lse, CALL_PARAMS) {                                          \
         forward<T, C, false>(CALL, q, k, v, o, lse, (Acc<T>*)0);                                                    \
     }                                                                                                               \
-    KERNEL(128, attention_step_##t##_##C)                                                                           \
+    KERNEL(BOUNDS, attention_step_##t##_##C)                                                                           \
     (const T* q, const T* k, const T* v, Acc<T>* acc, Acc<T>* max, Acc<T>* sum, CALL_PARAMS) {                      \
         forward<T, C, true>(CALL, q, k, v, acc, max, sum);                                                          \
     }                                                                                                               \
-    KERNEL(128, attention_backward_q_##t##_##C)                                                                     \
+    KERNEL(BOUNDS, attention_backward_q_##t##_##C)                                                                     \
     (const T* q, const T* k, const T* v, const T* dout, const Acc<T>* lse, const Acc<T>* delta, T* dq,              \
      CALL_PARAMS) {                                                                                                 \
         backward_q<T, C, false>(CALL, q, k, v, dout, lse, delta, dq);                                               \
     }                                                                                                               \
-    KERNEL(128, attention_backward_step_q_##t##_##C)                                                                \
+    KERNEL(BOUNDS, attention_backward_step_q_##t##_##C)                                                                \
     (const T* q, const T* k, const T* v, const T* dout, const Acc<T>* lse, const Acc<T>* delta, Acc<T>* dq,         \
      CALL_PARAMS) {                                                                                                 \
         backward_q<T, C, true>(CALL, q, k, v, dout, lse, delta, dq);                                                \
     }                                                                                                               \
-    KERNEL(128, attention_backward_kv_##t##_##C)                                                                    \
+    KERNEL(BOUNDS, attention_backward_kv_##t##_##C)                                                                    \
     (const T* q, const T* k, const T* v, const T* dout, const Acc<T>* lse, const Acc<T>* delta, T* dk, T* dv,       \
      CALL_PARAMS) {                                                                                                 \
         backward_kv<T, C, false>(CALL, q, k, v, dout, lse, delta, dk, dv);                                          \
     }                                                                                                               \
-    KERNEL(128, attention_backward_step_kv_##t##_##C)                                                               \
+    KERNEL(BOUNDS, attention_backward_step_kv_##t##_##C)                                                               \
     (const T* q, const T* k, const T* v, const T* dout, const Acc<T>* lse, const Acc<T>* delta, Acc<T>* dk,         \
      Acc<T>* dv, CALL_PARAMS) {                                                                                     \
         backward_kv<T, C, true>(CALL, q, k, v, dout, lse, delta, dk, dv);                                           \

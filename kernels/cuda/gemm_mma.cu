@@ -59,7 +59,7 @@ __device__ inline void fetch(bf16* slice, const bf16* from, i64 x0, i64 xs, i64 
             cp_async_16(to, left > 0 ? from + row * cols + col : from, left > 0 ? 16 : 0);
         } else {
             Pack<bf16, 8> pack = {};
-            for (int i = 0; i < 8; i++)
+            UNROLL for (int i = 0; i < 8; i++)
                 if (i < left) pack.at[i] = from[row * cols + col + i];
             store(to, pack);
         }
@@ -71,18 +71,18 @@ template <class Tile, bool AT, bool BT>
 __device__ inline void multiply(float (&sum)[Tile::WM / 16][Tile::WN / 8][4], const bf16* a, const bf16* b, int row,
                                 int col) {
     int matrix = threadIdx.x % 32 / 8, r = threadIdx.x % 8;
-    for (int k = 0; k < SLICE; k += 16) {
+    UNROLL for (int k = 0; k < SLICE; k += 16) {
         u32 x[Tile::WM / 16][4], y[Tile::WN / 8][2];
-        for (int i = 0; i < Tile::WM / 16; i++) {
+        UNROLL for (int i = 0; i < Tile::WM / 16; i++) {
             int m = row + 16 * i + matrix % 2 * 8, kk = k + matrix / 2 * 8;
             ldmatrix<4, AT>(x[i], a + chunk_at<Tile::BM, AT>(AT ? m : m + r, AT ? kk + r : kk));
         }
-        for (int j = 0; j < Tile::WN / 16; j++) {
+        UNROLL for (int j = 0; j < Tile::WN / 16; j++) {
             int n = col + 16 * j + matrix / 2 * 8, kk = k + matrix % 2 * 8;
             ldmatrix<4, !BT>(y[2 * j], b + chunk_at<Tile::BN, !BT>(BT ? n + r : n, BT ? kk : kk + r));
         }
-        for (int i = 0; i < Tile::WM / 16; i++)
-            for (int j = 0; j < Tile::WN / 8; j++) mma_m16n8k16_bf16(sum[i][j], x[i], y[j], sum[i][j]);
+        UNROLL for (int i = 0; i < Tile::WM / 16; i++)
+            UNROLL for (int j = 0; j < Tile::WN / 8; j++) mma_m16n8k16_bf16(sum[i][j], x[i], y[j], sum[i][j]);
     }
 }
 
@@ -93,9 +93,9 @@ __device__ inline void finish(const Args& args, float (&sum)[Tile::WM / 16][Tile
                               i64 col, i64 m, i64 n) {
     constexpr int STRIDE = Tile::WN + 8, ACROSS = Tile::WN / 4;
     int lane = threadIdx.x % 32;
-    for (int i = 0; i < Tile::WM / 16; i++) {
-        for (int j = 0; j < Tile::WN / 8; j++) {
-            for (int half = 0; half < 2; half++) {
+    UNROLL for (int i = 0; i < Tile::WM / 16; i++) {
+        UNROLL for (int j = 0; j < Tile::WN / 8; j++) {
+            UNROLL for (int half = 0; half < 2; half++) {
                 float* to = staged + (lane / 4 + 8 * half) * STRIDE + 8 * j + lane % 4 * 2;
                 st_8(to, &sum[i][j][2 * half]);
             }
@@ -146,9 +146,9 @@ template <class T> __device__ inline Pack<float, 4> neighbours(const T* p, int n
     Pack<float, 4> out = {};
     if (wide && n == 4) {
         Pack<T, 4> pack = load<T, 4>(p);
-        for (int i = 0; i < 4; i++) out.at[i] = widen(pack.at[i]);
+        UNROLL for (int i = 0; i < 4; i++) out.at[i] = widen(pack.at[i]);
     } else {
-        for (int i = 0; i < 4; i++)
+        UNROLL for (int i = 0; i < 4; i++)
             if (i < n) out.at[i] = widen(p[i]);
     }
     return out;
@@ -156,11 +156,11 @@ template <class T> __device__ inline Pack<float, 4> neighbours(const T* p, int n
 
 template <class O> __device__ inline void give(O* p, int n, int wide, const Pack<float, 4>& v) {
     Pack<O, 4> pack;
-    for (int i = 0; i < 4; i++) pack.at[i] = narrow<O>(v.at[i]);
+    UNROLL for (int i = 0; i < 4; i++) pack.at[i] = narrow<O>(v.at[i]);
     if (wide && n == 4) {
         store(p, pack);
     } else {
-        for (int i = 0; i < 4; i++)
+        UNROLL for (int i = 0; i < 4; i++)
             if (i < n) p[i] = pack.at[i];
     }
 }
@@ -176,11 +176,12 @@ struct Linear {
     __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
         O* c = args.c + row * args.n + col;
         auto add = [&](const Pack<float, 4>& x) {
-            for (int i = 0; i < 4; i++) v.at[i] += x.at[i];
+            UNROLL for (int i = 0; i < 4; i++) v.at[i] += x.at[i];
         };
         if (args.accumulate) add(neighbours(c, n, args.wide));
         if (args.bias) add(neighbours(args.bias + col, n, args.wide));
-        for (int i = 0; args.gelu && i < 4; i++) v.at[i] = gelu_of(v.at[i]);
+        if (args.gelu)
+            UNROLL for (int i = 0; i < 4; i++) v.at[i] = gelu_of(v.at[i]);
         if (args.residual) add(neighbours(args.residual + row * args.n + col, n, args.wide));
         give(c, n, args.wide, v);
     }
@@ -199,10 +200,10 @@ struct GeluKeep {
         i64 at = row * args.n + col;
         if (args.bias) {
             Pack<float, 4> bias = neighbours(args.bias + col, n, args.wide);
-            for (int i = 0; i < 4; i++) v.at[i] += bias.at[i];
+            UNROLL for (int i = 0; i < 4; i++) v.at[i] += bias.at[i];
         }
         give(args.kept + at, n, args.wide, v);
-        for (int i = 0; i < 4; i++) v.at[i] = gelu_of(v.at[i]);
+        UNROLL for (int i = 0; i < 4; i++) v.at[i] = gelu_of(v.at[i]);
         give(args.c + at, n, args.wide, v);
     }
 };
@@ -212,7 +213,7 @@ struct GeluBackward {
     __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
         Pack<float, 4> kept = neighbours<O>(args.kept + row * args.n + col, n, args.wide);
         const float twice = 1.5957691216057308f, cubic = 0.044715f;
-        for (int i = 0; i < 4; i++) {
+        UNROLL for (int i = 0; i < 4; i++) {
             float x = kept.at[i], s = 1 / (1 + expf(-(twice * (x + cubic * x * x * x))));
             v.at[i] *= s + x * s * (1 - s) * twice * (1 + 3 * cubic * x * x);
         }
@@ -224,7 +225,8 @@ struct SwigluKeep {
     template <class O>
     __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
         give(args.kept + row * args.n + col, n, args.wide, v);
-        for (int i = 0; i + 1 < n; i += 2) {
+        UNROLL for (int i = 0; i < 4; i += 2) {
+            if (i + 1 >= n) break;
             float gate = v.at[i], y = gate / (1 + expf(-gate)) * v.at[i + 1];
             args.c[(row * args.n + col + i) / 2] = narrow<O>(y);
         }
@@ -234,12 +236,13 @@ struct SwigluKeep {
 struct SwigluBackward {
     template <class O>
     __device__ static void apply(const Fused<O>& args, i64 row, i64 col, int n, Pack<float, 4> v) {
-        for (int i = 0; i < n; i += 2) {
+        UNROLL for (int i = 0; i < 4; i += 2) {
+            if (i >= n) break;
             i64 at = 2 * (row * args.n + col + i);
             int pairs = 2 * (n - i < 2 ? n - i : 2);
             Pack<float, 4> x = neighbours<O>(args.kept + at, pairs, args.wide), dx = {};
-            for (int p = 0; p < 2; p++) {
-                float gate = x.at[2 * p], up = x.at[2 * p + 1], s = 1 / (1 + expf(-gate)), dy = v.at[(i + p) % 4];
+            UNROLL for (int p = 0; p < 2; p++) {
+                float gate = x.at[2 * p], up = x.at[2 * p + 1], s = 1 / (1 + expf(-gate)), dy = v.at[i + p];
                 dx.at[2 * p] = dy * up * s * (1 + gate * (1 - s));
                 dx.at[2 * p + 1] = dy * gate * s;
             }

@@ -54,15 +54,15 @@ __device__ void gemm(i64 block, const I* a, const I* b, const I* bias, const O* 
         __syncthreads();
         for (int kk = 0; kk < SLICE; kk++) {
             Acc<I> x[4], y[4];
-            for (int i = 0; i < 4; i++) x[i] = a_slice[kk * (TILE + PAD) + ty + 16 * i];
-            for (int j = 0; j < 4; j++) y[j] = b_slice[kk * (TILE + PAD) + tx + 16 * j];
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++) sum[i][j] = multiply_add(x[i], y[j], sum[i][j]);
+            UNROLL for (int i = 0; i < 4; i++) x[i] = a_slice[kk * (TILE + PAD) + ty + 16 * i];
+            UNROLL for (int j = 0; j < 4; j++) y[j] = b_slice[kk * (TILE + PAD) + tx + 16 * j];
+            UNROLL for (int i = 0; i < 4; i++)
+                UNROLL for (int j = 0; j < 4; j++) sum[i][j] = multiply_add(x[i], y[j], sum[i][j]);
         }
         __syncthreads();
     }
-    for (int i = 0; i < 4; i++) {
-        for (int j = 0; j < 4; j++) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        UNROLL for (int j = 0; j < 4; j++) {
             i64 row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
             if (row >= m || col >= n) continue;
             Acc<I> value = sum[i][j];

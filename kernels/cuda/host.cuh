@@ -107,15 +107,17 @@ void sincos(double, double*, double*);
 
 // A kernel has internal linkage here; the build script finds it by the mark and puts it in a table.
 #ifdef EMU_SCAN
-#define KERNEL(threads, name) emu_found(name, threads) void name
+#define KERNEL(bounds, name) emu_found(name, bounds) void name
 #else
-#define KERNEL(threads, name) static void name
+#define KERNEL(bounds, name) static void name
 #endif
 
 // An array of the block's static shared memory; a call finds the block's one array of this site.
 #define SHARED(type, name, len) \
     type(&name)[len] = *(type(*)[len])emu_shared(#name, sizeof(type[len]), alignof(type), __FILE__, __LINE__)
 #define DYNAMIC_SHARED(name) unsigned char* name = (unsigned char*)emu_dynamic_shared()
+#define UNROLL
+#define UNROLL_NOT
 
 static inline u32 __float_as_uint(float x) {
     union {

@@ -1,8 +1,10 @@
 // What every kernel file may use, on either back end.
 //
 //   types       i64, u64, u32, u16, bf16; Acc<T> is the type that sums of T are taken in
-//   kernels     KERNEL(most threads, name)(arguments) { ... }
+//   kernels     KERNEL(bounds, name)(arguments) { ... }; bounds as in __launch_bounds__
 //   memory      SHARED(type, name, len), DYNAMIC_SHARED(name)
+//   registers   UNROLL before a loop that indexes an array of the thread: only what is indexed by
+//               constants lies in registers. UNROLL_NOT keeps code that stands in many places short
 //   launches    the CUDA built-ins: threadIdx ..., __syncthreads, shuffles, math
 //
 // Compiled by NVRTC the built-ins are the device's own and ptx.cuh is inline PTX. Compiled for the
@@ -18,9 +20,23 @@ typedef unsigned short u16;
 #define SITE
 #define SITE_ONLY
 #define SITE_PASS
-#define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads) name
+#define KERNEL_EMIT(name, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name
+// With ONE_KERNEL only the kernel `name` is compiled for which WANT_name is `~, KERNEL_EMIT`: the others
+// are templates that nobody uses.
+#ifdef ONE_KERNEL
+#define KERNEL_SKIP(name, ...) template <int> __device__ void name
+#define KERNEL_SECOND(first, second, ...) second
+#define KERNEL_PICK(...) KERNEL_SECOND(__VA_ARGS__, ~)
+#define KERNEL(bounds, name) KERNEL_PICK(WANT_##name, KERNEL_SKIP)(name, bounds)
+#elif defined NAME_KERNELS  // only to learn their names
+#define KERNEL(bounds, name) KERNEL_EMIT(name, bounds)() {} template <int> __device__ void name##_itself
+#else
+#define KERNEL(bounds, name) KERNEL_EMIT(name, bounds)
+#endif
 #define SHARED(type, name, len) __shared__ type name[len]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+#define UNROLL _Pragma("unroll")
+#define UNROLL_NOT _Pragma("unroll 1")
 #else
 #include "host.cuh"
 #endif
@@ -121,7 +137,7 @@ struct Words {
 
 // Philox4x32-10 (Salmon et al. 2011): four random words from a counter and a key.
 __device__ inline Words philox(Words counter, u32 low, u32 high) {
-    for (int round = 0; round < 10; round++) {
+    UNROLL_NOT for (int round = 0; round < 10; round++) {
         u64 a = (u64)counter.at[0] * 0xd2511f53u, b = (u64)counter.at[2] * 0xcd9e8d57u;
         counter = {(u32)(b >> 32) ^ counter.at[1] ^ low, (u32)b, (u32)(a >> 32) ^ counter.at[3] ^ high, (u32)a};
         low += 0x9e3779b9u;
@@ -140,5 +156,6 @@ __device__ inline Words draws_of(const Dropout& of, i64 sequence, i64 head) {
 // What is left of an element, as a factor.
 __device__ inline double left_of(const Dropout& of, const Words& draws, u32 row, u32 column) {
     Words words = philox({row, column / 4, draws.at[2], draws.at[3]}, draws.at[0], draws.at[1]);
-    return words.at[column % 4] >= of.least ? of.scale : 0;
+    u32 low = column % 2 ? words.at[1] : words.at[0], high = column % 2 ? words.at[3] : words.at[2];
+    return (column % 4 < 2 ? low : high) >= of.least ? of.scale : 0;
 }

@@ -18,6 +18,8 @@ mod cross_entropy;
 mod embedding;
 mod fused;
 mod gemm;
+#[cfg(test)]
+mod golden;
 mod moe;
 mod norm;
 mod optimizer;

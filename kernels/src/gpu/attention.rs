@@ -72,8 +72,8 @@ impl Family {
     fn shared(self, own: usize) -> u32 {
         let Self::Mma(width) = self else { return 0 };
         let passing = match (width, own) {
-            (256, 1) => 32,
-            (256, _) => 16,
+            (256, 2) => 16,
+            (256, _) | (_, 2) => 32,
             _ => 64,
         };
         ((own * 64 + 4 * passing) * width * 2) as u32
@@ -81,7 +81,10 @@ impl Family {
 
     /// Blocks that share a tile of keys, each with its columns.
     fn parts(self) -> u64 {
-        if self == Self::Mma(256) { 2 } else { 1 }
+        match self {
+            Self::Mma(256) | Self::Simt(4) => 2,
+            _ => 1,
+        }
     }
 }
 
