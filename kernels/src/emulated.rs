@@ -87,6 +87,12 @@ impl Emulated {
         core::mem::take(&mut self.state().log)
     }
 
+    /// The module that has a kernel of that name.
+    #[must_use]
+    pub fn module_of(&self, function: &str) -> Option<&'static str> {
+        self.state().module_of(function)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

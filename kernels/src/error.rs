@@ -35,7 +35,7 @@ pub enum Error {
         tag: &'static str,
     },
     /// A launch that no driver would take.
-    #[cfg(feature = "emulated")]
+    #[cfg(feature = "gpu")]
     #[error("{kernel}: {got} {limit} where {least} to {most} are allowed")]
     Limit {
         /// The kernel.
@@ -50,7 +50,7 @@ pub enum Error {
         got: u64,
     },
     /// A launch's arguments are not the kernel's.
-    #[cfg(feature = "emulated")]
+    #[cfg(feature = "gpu")]
     #[error("{kernel}: {got} {what} where the kernel takes {expected}")]
     Arguments {
         /// The kernel.
@@ -63,7 +63,7 @@ pub enum Error {
         got: usize,
     },
     /// There is no such kernel.
-    #[cfg(feature = "emulated")]
+    #[cfg(feature = "gpu")]
     #[error("module {module} has no kernel {function}")]
     NoKernel {
         /// The module asked.
@@ -75,10 +75,21 @@ pub enum Error {
     #[cfg(feature = "emulated")]
     #[error("{0}")]
     Fault(alloc::boxed::Box<crate::emulated::Fault>),
+    /// A CUDA device is not there, or does not do what it was asked.
+    #[cfg(feature = "cuda")]
+    #[error("{0}")]
+    Cuda(alloc::boxed::Box<crate::cuda::CudaError>),
     /// A collective failed.
     #[cfg(feature = "wire")]
     #[error(transparent)]
     Collective(#[from] quintet_collectives::Error),
+}
+
+#[cfg(feature = "cuda")]
+impl From<crate::cuda::CudaError> for Error {
+    fn from(error: crate::cuda::CudaError) -> Self {
+        Self::Cuda(alloc::boxed::Box::new(error))
+    }
 }
 
 /// Refuses an argument whose length is not what the spec needs.

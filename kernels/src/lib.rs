@@ -3,7 +3,8 @@
 //!
 //! Each op is one module: its spec, its trait, and the algebra in the module's head; below it
 //! `naive` (an f64 twin to check in a minute) and `cpu` (free functions on slices). Under feature
-//! `emulated` the module `gpu` has them as CUDA kernels, run and checked on the host.
+//! `emulated` the module `gpu` has them as CUDA kernels, run and checked on the host; under `cuda` on
+//! NVIDIA GPUs.
 #![no_std]
 
 extern crate alloc;
@@ -15,6 +16,9 @@ pub mod attention;
 pub mod backend;
 pub mod cpu;
 pub mod cross_entropy;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
 pub mod dropout;
 pub mod embedding;
 #[cfg(feature = "emulated")]
@@ -23,10 +27,10 @@ pub mod emulated;
 pub mod error;
 pub mod float;
 pub mod gemm;
-#[cfg(feature = "emulated")]
+#[cfg(feature = "gpu")]
 pub mod gpu;
 mod lanes;
-#[cfg(feature = "emulated")]
+#[cfg(feature = "gpu")]
 pub mod launch;
 mod math;
 pub mod moe;
@@ -47,7 +51,7 @@ pub use embedding::{Embedding, EmbeddingSpec};
 pub use error::Error;
 pub use float::{Data, Float, Real};
 pub use gemm::{Epilogue, Gemm, GemmSpec, Trans};
-#[cfg(feature = "emulated")]
+#[cfg(feature = "gpu")]
 pub use gpu::Gpu;
 pub use half::bf16;
 pub use moe::{GroupedGemm, GroupedSpec, Permute, Router, RouterSpec, Score};

@@ -18,7 +18,7 @@ mod permute;
 mod router;
 
 pub use grouped::{GroupedGemm, GroupedSpec};
-#[cfg(feature = "emulated")]
+#[cfg(feature = "gpu")]
 pub(crate) use grouped::{check_grouped, check_grouped_weight};
 pub use permute::{Combine, Permutation, Permute, capacity, drop_beyond};
 pub use router::{LEAST_SUM, Routed, Router, RouterSpec, Score};

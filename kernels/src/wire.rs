@@ -7,7 +7,7 @@
 
 #[cfg(feature = "std")]
 mod cpu;
-#[cfg(feature = "emulated")]
+#[cfg(feature = "gpu")]
 mod gpu;
 
 use quintet_collectives::{Element, Error as WireError, ReduceOp};

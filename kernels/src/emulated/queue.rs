@@ -138,6 +138,15 @@ impl State {
             })
     }
 
+    pub(super) fn module_of(&self, function: &str) -> Option<&'static str> {
+        let has = |m: &&'static HostModule| m.kernels().iter().any(|k| k.name() == function);
+        own()
+            .iter()
+            .chain(self.modules)
+            .find(has)
+            .map(HostModule::name)
+    }
+
     fn line(&mut self, stream: Stream) -> &mut Line {
         let i = stream.0 as usize;
         if self.lines.len() <= i {

@@ -3,8 +3,11 @@
 use alloc::sync::Arc;
 use core::marker::PhantomData;
 
-use super::{GpuBuf, Inner};
+#[cfg(feature = "wire")]
+use super::GpuBuf;
+use super::Inner;
 use crate::launch::Launch;
+#[cfg(feature = "wire")]
 use crate::{Data, Error, Queue};
 
 /// A view of device memory, to read.

@@ -20,6 +20,8 @@ mod flash;
 #[path = "../matrix_laws/gemm.rs"]
 mod gemm;
 mod golden;
+#[path = "../laws/instructions.rs"]
+mod instruction_laws;
 mod instructions;
 mod laws;
 #[path = "../laws/moe.rs"]

@@ -140,3 +140,7 @@ KERNEL(32, strides)(float* y, int stride) {
 KERNEL(32, strides_of_global)(const float* x, float* y, int stride) { y[threadIdx.x] = x[threadIdx.x * stride]; }
 
 KERNEL(64, bounded)(float* y) { y[threadIdx.x] = 1; }
+
+KERNEL(64, conversions)(const float* x, u16* y) { y[threadIdx.x] = cvt_rn_bf16(x[threadIdx.x]); }
+
+KERNEL(64, powers)(const float* x, float* y) { y[threadIdx.x] = ex2(x[threadIdx.x]); }

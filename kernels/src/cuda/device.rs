@@ -1,0 +1,555 @@
+//! One device: its context, streams, memory and health.
+
+use alloc::sync::Arc;
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::string::{String, ToString};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
+use std::{env, format, vec};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUstream};
+
+use super::driver::{Code, Driver};
+use super::kernels::{Kernel, Kernels};
+use super::source::CudaModule;
+use super::{CudaError, describe};
+use crate::Error;
+use crate::launch::{Arg, Call, Stream};
+
+/// Numbers of cuda.h.
+const MULTIPROCESSORS: c_int = 16;
+const MAJOR: c_int = 75;
+const MINOR: c_int = 76;
+const MEMORY_POOLS: c_int = 115;
+const RELEASE_THRESHOLD: c_int = 4;
+const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+const OUT_OF_MEMORY: Code = 2;
+const PARAMS_POINTER: *mut c_void = 1 as *mut c_void;
+const PARAMS_LEN: *mut c_void = 2 as *mut c_void;
+const PARAMS_END: *mut c_void = core::ptr::null_mut();
+
+/// Codes after which a context does no more work (`cudaError` pages: "the process must be
+/// terminated and relaunched").
+const STICKY: &[Code] = &[
+    214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721,
+];
+
+pub(super) struct Device {
+    kernels: Kernels,
+    state: Mutex<State>,
+    context: CUcontext,
+    /// Of a primary context: released when dropped.
+    primary: Option<CUdevice>,
+    name: String,
+    arch: u32,
+    multiprocessors: u32,
+    pools: bool,
+    /// Each launch is waited for.
+    eager: bool,
+    driver: Arc<Driver>,
+}
+
+// SAFETY: the driver's handles may be used from any thread, with their context pushed, as `with`
+// does.
+unsafe impl Send for Device {}
+unsafe impl Sync for Device {}
+
+struct State {
+    /// By number; the first `foreign` are somebody else's.
+    streams: HashMap<u32, CUstream>,
+    foreign: u32,
+    fault: Option<Error>,
+}
+
+impl core::fmt::Debug for Device {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} (sm_{})", self.name, self.arch)
+    }
+}
+
+/// A point of a stream of a CUDA device.
+#[derive(Debug, Clone)]
+pub struct CudaEvent(Option<Arc<Point>>);
+
+#[derive(Debug)]
+struct Point {
+    event: CUevent,
+    device: Arc<Driver>,
+}
+
+// SAFETY: as for Device.
+unsafe impl Send for Point {}
+unsafe impl Sync for Point {}
+
+impl CudaEvent {
+    /// Milliseconds from `earlier` on, by the device's clock; both are of [`super::Cuda::timed`] and
+    /// have happened, else there is none.
+    #[must_use]
+    pub fn ms_since(&self, earlier: &CudaEvent) -> Option<f32> {
+        let (to, from) = (self.0.as_ref()?, earlier.0.as_ref()?);
+        let mut ms = 0.0;
+        // SAFETY: both live; a number is written.
+        let code = unsafe { (to.device.event_elapsed)(&raw mut ms, from.event, to.event) };
+        (code == 0).then_some(ms)
+    }
+}
+
+impl Drop for Point {
+    fn drop(&mut self) {
+        // SAFETY: made by this driver, destroyed once; what waits for it still does.
+        unsafe { (self.device.event_destroy)(self.event) };
+    }
+}
+
+impl Device {
+    pub(super) fn count(driver: &Driver) -> Result<usize, CudaError> {
+        let mut count = 0;
+        // SAFETY: a number is written.
+        let code = unsafe { (driver.device_count)(&raw mut count) };
+        match (code, count) {
+            (0, 1..) => Ok(count as usize),
+            (0, _) => Err(CudaError::NoDevice {
+                why: "the driver is there and has none".into(),
+            }),
+            _ => Err(CudaError::NoDevice {
+                why: driver.sentence(code),
+            }),
+        }
+    }
+
+    pub(super) fn primary(
+        ordinal: usize,
+        modules: &'static [CudaModule],
+    ) -> Result<Self, CudaError> {
+        let driver = Driver::load()?;
+        let count = Self::count(&driver)?;
+        if ordinal >= count {
+            let why = format!("number {ordinal} was asked for, and there are {count}, from 0 on");
+            return Err(CudaError::NoDevice { why });
+        }
+        let (mut device, mut context) = (0, core::ptr::null_mut());
+        let failed = |what: &str, code| match code {
+            0 => Ok(()),
+            _ => Err(CudaError::NoDevice {
+                why: format!("{what} {ordinal}: {}", driver.sentence(code)),
+            }),
+        };
+        // SAFETY: handles are written.
+        unsafe {
+            failed(
+                "device",
+                (driver.device_get)(&raw mut device, ordinal as c_int),
+            )?;
+            Self::suits(&driver, device)?;
+            let code = (driver.context_retain)(&raw mut context, device);
+            failed("the context of device", code)?;
+        }
+        Self::of(driver, (device, context), Some(device), &[], modules)
+    }
+
+    /// # Safety
+    /// As [`super::Cuda::in_context`].
+    pub(super) unsafe fn foreign(
+        context: CUcontext,
+        streams: &[CUstream],
+    ) -> Result<Self, CudaError> {
+        let driver = Driver::load()?;
+        let (mut device, mut popped) = (0, core::ptr::null_mut());
+        // SAFETY: the context lives; it is popped again.
+        let code = unsafe {
+            (driver.context_push)(context);
+            let code = (driver.context_device)(&raw mut device);
+            (driver.context_pop)(&raw mut popped);
+            code
+        };
+        if code != 0 {
+            return Err(CudaError::NoDevice {
+                why: driver.sentence(code),
+            });
+        }
+        Self::suits(&driver, device)?;
+        Self::of(driver, (device, context), None, streams, &[])
+    }
+
+    /// Refuses what the kernels can not run on; gives name and compute capability.
+    fn suits(driver: &Driver, device: CUdevice) -> Result<(String, u32), CudaError> {
+        let arch = attribute(driver, device, MAJOR) * 10 + attribute(driver, device, MINOR);
+        let mut bytes = vec![0u8; 256];
+        // SAFETY: at most as many bytes are written, the last a zero.
+        unsafe { (driver.device_name)(bytes.as_mut_ptr().cast::<c_char>(), 256, device) };
+        let end = bytes.iter().position(|&b| b == 0).unwrap_or(0);
+        let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        match arch {
+            80.. => Ok((name, arch)),
+            _ => Err(CudaError::Arch { device: name, arch }),
+        }
+    }
+
+    fn of(
+        driver: Driver,
+        (device, context): (CUdevice, CUcontext),
+        primary: Option<CUdevice>,
+        streams: &[CUstream],
+        modules: &'static [CudaModule],
+    ) -> Result<Self, CudaError> {
+        let (name, arch) = Self::suits(&driver, device)?;
+        let pools = attribute(&driver, device, MEMORY_POOLS) == 1;
+        if pools {
+            let (mut pool, mut all) = (core::ptr::null_mut(), u64::MAX);
+            // What was freed stays for the next allocation, also past a wait. A driver that will
+            // not has it slower.
+            // SAFETY: a handle is written, then a number read.
+            unsafe {
+                if (driver.default_pool)(&raw mut pool, device) == 0 {
+                    (driver.pool_set)(pool, RELEASE_THRESHOLD, (&raw mut all).cast());
+                }
+            }
+        }
+        let given = streams.iter().enumerate();
+        let state = State {
+            streams: given.map(|(i, &s)| (i as u32, s)).collect(),
+            foreign: streams.len() as u32,
+            fault: None,
+        };
+        let driver = Arc::new(driver);
+        Ok(Self {
+            kernels: Kernels::new(arch, modules),
+            state: Mutex::new(state),
+            context,
+            primary,
+            name,
+            arch,
+            multiprocessors: attribute(&driver, device, MULTIPROCESSORS),
+            pools,
+            eager: env::var_os("QUINTET_CUDA_SYNC").is_some_and(|v| v == "1"),
+            driver,
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn arch(&self) -> u32 {
+        self.arch
+    }
+
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What made the device useless, if something did.
+    pub(super) fn healthy(&self) -> Result<(), Error> {
+        match &self.state().fault {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls the driver with this device's context current, as it is nobody else's business which
+    /// one the thread had before.
+    fn with<T>(&self, call: impl FnOnce(&Driver) -> T) -> T {
+        let mut popped = core::ptr::null_mut();
+        // SAFETY: the context lives as long as this; pushed and popped in pairs.
+        unsafe {
+            (self.driver.context_push)(self.context);
+            let result = call(&self.driver);
+            (self.driver.context_pop)(&raw mut popped);
+            result
+        }
+    }
+
+    /// An error for `code`, kept where it is sticky.
+    fn outcome(&self, code: Code, what: impl FnOnce() -> String) -> Result<(), Error> {
+        if code == 0 {
+            return Ok(());
+        }
+        let sticky = STICKY.contains(&code);
+        let error = Error::from(CudaError::Driver {
+            what: what(),
+            why: self.driver.sentence(code),
+            sticky,
+        });
+        if sticky {
+            self.state().fault.get_or_insert_with(|| error.clone());
+        }
+        Err(error)
+    }
+
+    fn stream(&self, stream: Stream) -> Result<CUstream, Error> {
+        if let Some(found) = self.state().streams.get(&stream.0) {
+            return Ok(*found);
+        }
+        let mut new = core::ptr::null_mut();
+        // SAFETY: a handle is written.
+        let code = self.with(|d| unsafe { (d.stream_create)(&raw mut new, NON_BLOCKING) });
+        self.outcome(code, || "a stream".into())?;
+        let mut state = self.state();
+        // Another thread may have made it meanwhile.
+        let kept = *state.streams.entry(stream.0).or_insert(new);
+        drop(state);
+        if kept != new {
+            // SAFETY: nobody has it.
+            self.with(|d| unsafe { (d.stream_destroy)(new) });
+        }
+        Ok(kept)
+    }
+
+    pub(super) fn alloc(
+        &self,
+        home: Stream,
+        tag: &'static str,
+        bytes: usize,
+    ) -> Result<u64, Error> {
+        self.healthy()?;
+        let stream = self.stream(home)?;
+        let mut ptr = 0;
+        // SAFETY: an address is written.
+        let code = self.with(|d| unsafe {
+            match self.pools {
+                true => (d.alloc_async)(&raw mut ptr, bytes.max(1), stream),
+                false => (d.alloc)(&raw mut ptr, bytes.max(1)),
+            }
+        });
+        match code {
+            OUT_OF_MEMORY => Err(Error::Memory { bytes, tag }),
+            _ => {
+                self.outcome(code, || format!("{bytes} bytes for {tag}"))?;
+                Ok(ptr)
+            }
+        }
+    }
+
+    pub(super) fn free(&self, stream: Stream, ptr: u64) {
+        let Ok(stream) = self.stream(stream) else {
+            return;
+        };
+        // SAFETY: from `alloc`, freed once. Without pools the driver itself waits for the device.
+        let code = self.with(|d| unsafe {
+            match self.pools {
+                true => (d.free_async)(ptr, stream),
+                false => (d.free)(ptr),
+            }
+        });
+        // Told by the next call, where it is sticky.
+        let _ = self.outcome(code, || format!("the free of {ptr:#x}"));
+    }
+
+    pub(super) fn kernel(&self, module: &str, function: &str) -> Result<Arc<Kernel>, Error> {
+        self.kernels.get((module, function), |cubin, function| {
+            self.with(|d| Kernel::load(&self.driver, d, cubin, function))
+        })
+    }
+
+    /// Gives a checked call to the driver.
+    pub(super) fn launch(
+        &self,
+        stream: Stream,
+        kernel: &Kernel,
+        call: &Call<'_>,
+    ) -> Result<(), Error> {
+        let queue = self.stream(stream)?;
+        let mut params = parameter_block(call.args, &kernel.info().offsets);
+        let mut len = params.len();
+        let mut extra = [
+            PARAMS_POINTER,
+            params.as_mut_ptr().cast(),
+            PARAMS_LEN,
+            (&raw mut len).cast(),
+            PARAMS_END,
+        ];
+        let ([gx, gy, gz], [bx, by, bz]) = (call.grid, call.block);
+        let code = self.with(|d| {
+            // SAFETY: the block is laid out as the kernel's cubin says, and is copied by the call.
+            unsafe {
+                let ready = kernel.allow_shared(d, call.shared);
+                if ready != 0 {
+                    return ready;
+                }
+                let (none, extra) = (core::ptr::null_mut(), extra.as_mut_ptr());
+                let function = kernel.function();
+                let shared = call.shared;
+                (d.launch)(function, gx, gy, gz, bx, by, bz, shared, queue, none, extra)
+            }
+        });
+        self.outcome(code, || describe(call))?;
+        if self.eager {
+            // SAFETY: a stream of this device.
+            let code = self.with(|d| unsafe { (d.stream_synchronize)(queue) });
+            self.outcome(code, || describe(call))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn fill(
+        &self,
+        stream: Stream,
+        ptr: u64,
+        value: u8,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        self.queue(stream, bytes, |d, queue| {
+            // SAFETY: device memory of the caller; the driver refuses what is not.
+            unsafe { (d.fill)(ptr, value, bytes, queue) }
+        })
+    }
+
+    pub(super) fn copy(
+        &self,
+        stream: Stream,
+        src: u64,
+        dst: u64,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        self.queue(stream, bytes, |d, queue| {
+            // SAFETY: as in fill.
+            unsafe { (d.copy)(dst, src, bytes, queue) }
+        })
+    }
+
+    pub(super) fn upload(&self, stream: Stream, host: &[u8], dst: u64) -> Result<(), Error> {
+        self.queue(stream, host.len(), |d, queue| {
+            // The driver copies pageable memory to a staging buffer before it returns (CUDA driver
+            // API, "API synchronization behavior").
+            // SAFETY: as in fill; `host` is read.
+            unsafe { (d.upload)(dst, host.as_ptr().cast(), host.len(), queue) }
+        })
+    }
+
+    pub(super) fn download(&self, stream: Stream, src: u64, host: &mut [u8]) -> Result<(), Error> {
+        let (at, bytes) = (host.as_mut_ptr(), host.len());
+        self.queue(stream, bytes, |d, queue| {
+            // SAFETY: as in fill; `host` is written until the stream has been waited for.
+            unsafe {
+                match (d.download)(at.cast(), src, bytes, queue) {
+                    0 => (d.stream_synchronize)(queue),
+                    code => code,
+                }
+            }
+        })
+    }
+
+    /// Puts a copy on a stream; of nothing, there is nothing to do.
+    fn queue(
+        &self,
+        stream: Stream,
+        bytes: usize,
+        put: impl FnOnce(&Driver, CUstream) -> Code,
+    ) -> Result<(), Error> {
+        self.healthy()?;
+        let queue = self.stream(stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let code = self.with(|d| put(d, queue));
+        self.outcome(code, || {
+            format!("a copy of {bytes} bytes, or a kernel before it")
+        })
+    }
+
+    pub(super) fn record(&self, stream: Stream) -> CudaEvent {
+        self.mark(stream, DISABLE_TIMING)
+    }
+
+    /// A point of a stream whose time is taken.
+    pub(super) fn timed(&self, stream: Stream) -> CudaEvent {
+        self.mark(stream, 0)
+    }
+
+    fn mark(&self, stream: Stream, flags: u32) -> CudaEvent {
+        let Ok(queue) = self.stream(stream) else {
+            return CudaEvent(None);
+        };
+        let mut event = core::ptr::null_mut();
+        // SAFETY: a handle is written, and recorded on a stream of the same device.
+        let code = self.with(|d| unsafe {
+            match (d.event_create)(&raw mut event, flags) {
+                0 => (d.event_record)(event, queue),
+                code => code,
+            }
+        });
+        let device = self.driver.clone();
+        let point = (!event.is_null()).then(|| Arc::new(Point { event, device }));
+        match self.outcome(code, || "an event".into()) {
+            Ok(()) => CudaEvent(point),
+            Err(_) => CudaEvent(None),
+        }
+    }
+
+    pub(super) fn wait(&self, stream: Stream, event: &CudaEvent) {
+        let (Ok(queue), Some(point)) = (self.stream(stream), &event.0) else {
+            return;
+        };
+        // SAFETY: both live.
+        let code = self.with(|d| unsafe { (d.stream_wait)(queue, point.event, 0) });
+        let _ = self.outcome(code, || "a wait for an event".into());
+    }
+
+    pub(super) fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+        self.healthy()?;
+        let queue = self.stream(stream)?;
+        // SAFETY: a stream of this device.
+        let code = self.with(|d| unsafe { (d.stream_synchronize)(queue) });
+        self.outcome(code, || "a kernel that was waited for".to_string())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let foreign = state.foreign;
+        let own: Vec<CUstream> = state
+            .streams
+            .iter()
+            .filter(|(n, _)| **n >= foreign)
+            .map(|(_, s)| *s)
+            .collect();
+        self.with(|d| {
+            for stream in own {
+                // SAFETY: made here; what is on it still runs to its end.
+                unsafe {
+                    (d.stream_synchronize)(stream);
+                    (d.stream_destroy)(stream);
+                }
+            }
+            self.kernels.unload(d);
+        });
+        if let Some(device) = self.primary {
+            // SAFETY: retained once.
+            unsafe { (self.driver.context_release)(device) };
+        }
+    }
+}
+
+fn attribute(driver: &Driver, device: CUdevice, which: c_int) -> u32 {
+    let mut value = 0;
+    // SAFETY: a number is written; an unknown attribute leaves it.
+    unsafe { (driver.device_attribute)(&raw mut value, which, device) };
+    value.max(0) as u32
+}
+
+/// Arguments as a kernel finds them; where its cubin says where, else each at a multiple of its
+/// bytes.
+fn parameter_block(args: &[Arg], offsets: &[u32]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (i, arg) in args.iter().enumerate() {
+        let bytes = arg.bytes();
+        let at = match offsets.get(i) {
+            Some(&at) => at as usize,
+            None => block.len().next_multiple_of(bytes),
+        };
+        block.resize(at, 0);
+        block.extend_from_slice(&arg.bits().to_le_bytes()[..bytes]);
+    }
+    block
+}
