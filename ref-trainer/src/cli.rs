@@ -67,8 +67,21 @@ pub enum Command {
     Plan(Box<Plan>),
     /// Write parameters in the other kind of folder.
     Convert(Convert),
+    /// Compile the CUDA kernels.
+    Precompile(Precompile),
     /// Help, version or a drawing was asked for: print this on stdout and exit 0.
     Print(String),
+}
+
+/// Which CUDA kernels to compile, and where to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Precompile {
+    /// Compute capabilities.
+    pub archs: Vec<u32>,
+    /// Files of kernels; of none, all.
+    pub modules: Vec<String>,
+    /// The folder to write.
+    pub out: PathBuf,
 }
 
 /// Where trained parameters are.
@@ -154,7 +167,11 @@ where
             ranks: args.ranks.get(),
             command: args.command,
         }),
-        Some(Sub::Precompile(_)) => Err(refuse::subcommand("precompile")),
+        Some(Sub::Precompile(args)) => Ok(Command::Precompile(Precompile {
+            archs: args.arch,
+            modules: args.modules,
+            out: args.out,
+        })),
     }
 }
 
@@ -189,7 +206,7 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
 }
 
 fn train(job: Job) -> Result<Command, Failure> {
-    refuse::emulated(job.device)?;
+    refuse::beside_verify(job.device)?;
     Ok(Command::Train(job))
 }
 
@@ -227,7 +244,7 @@ fn eval(args: &EvalArgs, told: Told<'_>) -> Result<Command, Failure> {
     let base = Base::own_batch(defaults);
     let (batch, device) = (&args.batch, &args.device);
     let job = apply::job_without_steps(base, &args.layout, &args.model, batch, device, told)?;
-    refuse::emulated(job.device)?;
+    refuse::beside_verify(job.device)?;
     Ok(Command::Eval {
         job,
         weights,
@@ -289,8 +306,8 @@ enum Sub {
     Trace(trace::TraceArgs),
     /// Start ranks on this host as processes of a command, prefix what they print, end all when one fails
     Launch(LaunchArgs),
-    /// Not built yet: refused
-    Precompile(Unbuilt),
+    /// Compile the CUDA kernels for GPUs that need not be there, so that programs need no compiler
+    Precompile(PrecompileArgs),
 }
 
 #[derive(Debug, Args)]
@@ -341,9 +358,16 @@ struct ConvertArgs {
 }
 
 #[derive(Debug, Args)]
-struct Unbuilt {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    _rest: Vec<OsString>,
+struct PrecompileArgs {
+    /// Compute capabilities, such as 80,90
+    #[arg(long, required = true, value_delimiter = ',', value_name = "CAPABILITIES", value_parser = clap::value_parser!(u32).range(10..1000))]
+    arch: Vec<u32>,
+    /// Files of kernels, such as gemm_mma,attention_mma [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    modules: Vec<String>,
+    /// The folder to write, for the environment variable QUINTET_CUBINS to name
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
 }
 
 fn command() -> clap::Command {

@@ -177,6 +177,10 @@ impl From<quintet_kernels::Error> for Failure {
     fn from(error: quintet_kernels::Error) -> Self {
         match error {
             quintet_kernels::Error::Collective(inner) => inner.into(),
+            #[cfg(feature = "cuda")]
+            quintet_kernels::Error::Cuda(inner) if inner.is_missing() => {
+                Self::usage(inner.to_string())
+            }
             other => Self::aborted(other.to_string()),
         }
     }

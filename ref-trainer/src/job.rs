@@ -174,6 +174,8 @@ pub enum DeviceKind {
     Cpu,
     /// The CUDA kernels, run and checked on the host.
     Emulated,
+    /// NVIDIA GPUs; ranks beyond their number share them.
+    Cuda,
 }
 
 /// The rule that turns gradients into steps.

@@ -14,6 +14,8 @@ pub mod eval;
 pub mod failure;
 pub mod flight;
 pub mod forecast;
+#[cfg(feature = "cuda")]
+mod gpus;
 pub mod groups;
 pub mod job;
 pub mod launch;
@@ -25,6 +27,7 @@ pub mod model;
 pub mod model_config;
 pub mod oracle;
 pub mod plan;
+pub mod precompile;
 pub mod proof;
 pub mod rank;
 pub mod reach;

@@ -17,6 +17,7 @@ use quintet_ref_trainer::forecast::{corpus, samples};
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::launch::{again, launch};
 use quintet_ref_trainer::plan::plan;
+use quintet_ref_trainer::precompile::precompile;
 use quintet_ref_trainer::train::train;
 use quintet_ref_trainer::verify::verify_in;
 
@@ -53,6 +54,7 @@ fn perform(command: Command) -> Result<Exit, Failure> {
             std::process::exit(launch(ranks, &command)?)
         }
         Command::Convert(job) => cli::print(&convert(&job)?).map(|()| Exit::Fine),
+        Command::Precompile(asked) => cli::print(&precompile(&asked)?).map(|()| Exit::Fine),
         Command::Plan(question) => cli::print(&plan(&question)?).map(|()| Exit::Fine),
         Command::Print(text) => cli::print(&text).map(|()| Exit::Fine),
     }

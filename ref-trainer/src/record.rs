@@ -131,6 +131,8 @@ struct Recording<'a, E> {
     job: &'a Job,
     samples: &'a Samples,
     begin: Begin,
+    #[cfg(feature = "cuda")]
+    gpus: crate::gpus::Gpus,
     dtype: PhantomData<fn() -> E>,
 }
 
@@ -145,6 +147,8 @@ impl<'a, E: Scalar> Recording<'a, E> {
             job,
             samples,
             begin,
+            #[cfg(feature = "cuda")]
+            gpus: crate::gpus::Gpus::default(),
             dtype: PhantomData,
         };
         Ok(crew.go(&work)?.map(|parts| joined(job, parts)))
@@ -184,6 +188,10 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 }
                 self.on(device, comm)
             }
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda => self.on(self.gpus.of_rank(comm.rank())?, comm),
+            #[cfg(not(feature = "cuda"))]
+            DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
             #[cfg(not(feature = "emulated"))]
             DeviceKind::Emulated => Err(Failure::usage(
                 "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",

@@ -90,7 +90,6 @@ impl Base {
 /// Refuses what is not built, fills in the rest and judges the whole.
 pub(super) fn job(base: Base, args: &JobArgs, told: Told<'_>) -> Result<Job, Failure> {
     let device = &args.device;
-    refuse::device(device)?;
     let mut base = base.or_saved(args.step.config.as_deref(), args.output.load.as_deref())?;
     parts(&mut base, &args.layout, &args.model, &args.batch, device)?;
     let chosen = base.chosen();
@@ -113,7 +112,6 @@ pub(super) fn job_without_steps(
     device: &DeviceArgs,
     told: Told<'_>,
 ) -> Result<Job, Failure> {
-    refuse::device(device)?;
     parts(&mut base, layout, model, batch, device)?;
     base.job.check()?;
     started(&mut base.job, device, layout.reduction_order, told)?;

@@ -5,23 +5,16 @@
 
 use quintet_collectives::environment::Place;
 
-use super::args::{DeviceArgs, OutputArgs};
-use super::words::{Device, spelt};
+use super::args::OutputArgs;
 use crate::failure::Failure;
 use crate::job::DeviceKind;
 
-pub(super) fn device(args: &DeviceArgs) -> Result<(), Failure> {
-    if let Some(device @ Device::Cuda) = args.device {
-        return unbuilt("device", &spelt(device), "use cpu");
-    }
-    Ok(())
-}
-
-/// Only `verify` runs on the emulator.
-pub(super) fn emulated(device: DeviceKind) -> Result<(), Failure> {
+/// Only `verify` runs on a GPU or the emulator.
+pub(super) fn beside_verify(device: DeviceKind) -> Result<(), Failure> {
     match device {
         DeviceKind::Cpu => Ok(()),
         DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
+        DeviceKind::Cuda => unbuilt("device", "cuda", "verify has it, others use cpu"),
     }
 }
 
@@ -62,12 +55,6 @@ pub(super) fn several(subcommand: &str, launched: Option<&Place>) -> Result<(), 
         ))),
         _ => Ok(()),
     }
-}
-
-pub(super) fn subcommand(name: &str) -> Failure {
-    Failure::usage(format!(
-        "quintet {name} is not built yet; today there are train, verify, eval, plan, bench, trace, convert and launch"
-    ))
 }
 
 pub(super) fn unbuilt(flag: &str, value: &str, instead: &str) -> Result<(), Failure> {

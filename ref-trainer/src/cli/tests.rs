@@ -329,8 +329,9 @@ fn what_is_not_built_is_refused_by_name() {
         let value = flags.split(' ').next_back().unwrap();
         refused(flags, value);
     }
-    refused("precompile", "not built yet");
-    refused("precompile -n 2 --json -- x --tp", "precompile");
+    refused("precompile", "--arch");
+    refused("precompile --arch 80", "--out");
+    refused("precompile --arch eighty --out d", "eighty");
     for flags in [
         "--save d",
         "--load d",

@@ -167,15 +167,16 @@ pub(super) enum Device {
     Cpu,
     /// The CUDA kernels, run and checked on the host; verify alone, in a build with feature emulated
     Emulated,
-    /// Not built yet: refused
+    /// NVIDIA GPUs, which ranks share where there are fewer; verify alone, in a build with feature cuda
     Cuda,
 }
 
 impl From<Device> for DeviceKind {
     fn from(word: Device) -> Self {
         match word {
+            Device::Cpu => Self::Cpu,
             Device::Emulated => Self::Emulated,
-            Device::Cpu | Device::Cuda => Self::Cpu,
+            Device::Cuda => Self::Cuda,
         }
     }
 }
