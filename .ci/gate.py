@@ -2,7 +2,7 @@
 
     python3 .ci/gate.py                compiles what is listed and compares it with .ci/gate.txt
     python3 .ci/gate.py add gelu       the same of these files alone
-    python3 .ci/gate.py --write        rewrites .ci/gate.txt, for a person to judge the difference
+    python3 .ci/gate.py --write        rewrites .ci/gate.txt, or of it the files named too, for a person to judge the difference
 
 NVRTC is exactly that of VERSION, from PyPI, in target/nvrtc (.ci/run makes it). Each listed kernel is compiled alone, as
 it is when it is first launched, for at most SECONDS of processor time. Registers, spilled bytes, stack and static shared
@@ -182,8 +182,7 @@ def dynamic_of(module, kernel):
 
 def main():
     import tempfile
-    write = sys.argv[1:] == ["--write"]
-    only = [] if write else sys.argv[1:]
+    write, only = "--write" in sys.argv, [word for word in sys.argv[1:] if word != "--write"]
     began = time.time()
     nvrtc = Nvrtc()
     jobs = []
@@ -210,12 +209,12 @@ def main():
         cell = lambda r: f"{r['regs']}/{r['spill']}/{r['stack']}" if r else "-"
         cells = " ".join(f"{cell(by_arch.get(arch)):>9}" for arch in ARCHS)
         lines.append(f"{module:<14} {kernel:<40} {static:>6} {dynamic:>6} {cells}")
-    text = HEAD + "\n".join(lines) + "\n"
-    golden = [line for line in TABLE.read_text().splitlines() if not only or line[0] == "#" or line.split()[0] in only]
+    all_golden = [line for line in TABLE.read_text().splitlines() if line[0] != "#"] if TABLE.exists() else []
+    golden = [line for line in all_golden if not only or line.split()[0] in only]
     if write:
-        TABLE.write_text(text)
-    elif text.splitlines() != golden:
-        old, new = golden, text.splitlines()
+        TABLE.write_text(HEAD + "".join(f"{line}\n" for line in sorted({*all_golden} - {*golden} | {*lines})))
+    elif lines != golden:
+        old, new = golden, lines
         faults += [f"golden: {line}" for line in old if line not in new] + [f"   now: {line}" for line in new if line not in old]
     slowest.sort(reverse=True)
     seconds, (module, arch, kernel) = slowest[0]

@@ -167,11 +167,14 @@ where
             ranks: args.ranks.get(),
             command: args.command,
         }),
-        Some(Sub::Precompile(args)) => Ok(Command::Precompile(Precompile {
-            archs: args.arch,
-            modules: args.modules,
-            out: args.out,
-        })),
+        Some(Sub::Precompile(args)) => {
+            alone("precompile")?;
+            Ok(Command::Precompile(Precompile {
+                archs: args.arch,
+                modules: args.modules,
+                out: args.out,
+            }))
+        }
     }
 }
 
@@ -206,7 +209,7 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
 }
 
 fn train(job: Job) -> Result<Command, Failure> {
-    refuse::beside_verify(job.device)?;
+    refuse::train(job.device)?;
     Ok(Command::Train(job))
 }
 
@@ -244,7 +247,7 @@ fn eval(args: &EvalArgs, told: Told<'_>) -> Result<Command, Failure> {
     let base = Base::own_batch(defaults);
     let (batch, device) = (&args.batch, &args.device);
     let job = apply::job_without_steps(base, &args.layout, &args.model, batch, device, told)?;
-    refuse::beside_verify(job.device)?;
+    refuse::eval(job.device)?;
     Ok(Command::Eval {
         job,
         weights,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use quintet_collectives::{Communicator, ReduceOp, Transport, recorder};
-use quintet_kernels::{Backend, Cpu, Optimizer, Scalar, Tag, bf16};
+use quintet_kernels::{Collectives, Cpu, Scalar, Tag, bf16};
 use serde::{Deserialize, Serialize};
 
 use crate::crew::{Crew, Work};
@@ -17,8 +17,10 @@ use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
 use crate::forecast::{forecast, samples};
-use crate::job::{Dtype, Job};
+use crate::groups::Counted;
+use crate::job::{DeviceKind, Dtype, Job};
 use crate::lock::Lock;
+use crate::model::Device;
 use crate::proof::{Proof, prove};
 use crate::rank::{Begin, Rank};
 use crate::report::{Reporter, Seen, StepReport};
@@ -175,6 +177,8 @@ struct Training<'a, E> {
     /// Rank 0's, where it is here.
     sender: Mutex<Option<Sender<News>>>,
     epoch: Instant,
+    #[cfg(feature = "cuda")]
+    gpus: crate::gpus::Gpus,
     dtype: PhantomData<fn() -> E>,
 }
 
@@ -195,8 +199,31 @@ impl<'a, E: Scalar> Training<'a, E> {
             stop,
             sender: Mutex::new(sender),
             epoch: Instant::now(),
+            #[cfg(feature = "cuda")]
+            gpus: crate::gpus::Gpus::default(),
             dtype: PhantomData,
         })
+    }
+}
+
+impl<E: Scalar> Training<'_, E> {
+    fn on<B: Device, T: Transport + Send + 'static>(
+        &self,
+        device: B,
+        comm: Communicator<T>,
+        spans: &Arc<Recorder>,
+        news: Option<Sender<News>>,
+    ) -> Result<Left, Failure>
+    where
+        Communicator<T>: Collectives<B>,
+    {
+        let mut rank = Rank::<_, _, E>::new(self.job, device, comm, Begin::Init)?;
+        if let Some(root) = &self.job.load {
+            rank.load(root, true)?;
+        }
+        rank.recorder = Some(spans.clone());
+        let (samples, news) = (self.samples, news.as_ref());
+        steps(rank, samples, self.done, self.stop, spans, news)
     }
 }
 
@@ -217,28 +244,23 @@ impl<E: Scalar> Work for Training<'_, E> {
         };
         let spans = Recorder::new(self.crew.epoch(&comm, self.epoch)?);
         let comm = comm.with_observer(spans.clone());
-        let device = Cpu::new(self.job.threads_per_rank);
-        let mut rank = Rank::<_, _, E>::new(self.job, device, comm, Begin::Init)?;
-        if let Some(root) = &self.job.load {
-            rank.load(root, true)?;
+        match self.job.device {
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda => self.on(self.gpus.of_rank(comm.rank())?, comm, &spans, news),
+            #[cfg(not(feature = "cuda"))]
+            DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
+            // The command line leaves no other to training.
+            DeviceKind::Cpu | DeviceKind::Emulated => {
+                let device = Cpu::new(self.job.threads_per_rank);
+                self.on(device, comm, &spans, news)
+            }
         }
-        rank.recorder = Some(spans.clone());
-        steps(
-            rank,
-            self.samples,
-            self.done,
-            self.stop,
-            &spans,
-            news.as_ref(),
-        )
     }
 }
 
-type CpuRank<'a, T, E> = Rank<'a, Cpu, Communicator<T>, E>;
-
 /// A rank's steps.
-fn steps<T: Transport + Send + 'static, E: Scalar>(
-    mut rank: CpuRank<'_, T, E>,
+fn steps<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    mut rank: Rank<'_, B, C, E>,
     samples: &Samples,
     done: u64,
     stop: &AtomicBool,
@@ -311,9 +333,9 @@ fn steps<T: Transport + Send + 'static, E: Scalar>(
 
 /// Adds a step to what a rank saw: what it held at most (where `memory` is the step's own), and what
 /// it sent to whom.
-fn see<T: Transport + Send + 'static, E: Scalar>(
+fn see<B: Device, C: Collectives<B> + Counted, E: Scalar>(
     seen: &mut Seen,
-    rank: &CpuRank<'_, T, E>,
+    rank: &Rank<'_, B, C, E>,
     memory: bool,
     before: BTreeMap<&'static str, BTreeMap<usize, u64>>,
 ) {
@@ -339,8 +361,8 @@ fn proof_steps(done: u64, steps: u64) -> [u64; 3] {
 }
 
 /// The full state before a step.
-fn begin_proof<T: Transport + Send + 'static, E: Scalar>(
-    rank: &CpuRank<'_, T, E>,
+fn begin_proof<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    rank: &Rank<'_, B, C, E>,
     number: u64,
 ) -> Result<Proof, Failure> {
     Ok(Proof {
@@ -353,8 +375,8 @@ fn begin_proof<T: Transport + Send + 'static, E: Scalar>(
 }
 
 /// Mean loss on the part of the text that is never learnt from; none where it is too short.
-fn held_out<T: Transport + Send + 'static, E: Scalar>(
-    rank: &mut CpuRank<'_, T, E>,
+fn held_out<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    rank: &mut Rank<'_, B, C, E>,
     corpus: &Corpus,
 ) -> Result<Option<f64>, Failure> {
     let (seq, packed) = (rank.job.batch.seq, rank.job.pack_documents);
@@ -373,8 +395,8 @@ fn held_out<T: Transport + Send + 'static, E: Scalar>(
 }
 
 /// Saves all ranks' parts under `root`.
-fn write<T: Transport + Send + 'static, E: Scalar>(
-    rank: &CpuRank<'_, T, E>,
+fn write<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    rank: &Rank<'_, B, C, E>,
     corpus: &Corpus,
     root: &Path,
     step: u64,
@@ -383,11 +405,11 @@ fn write<T: Transport + Send + 'static, E: Scalar>(
     for params in rank.chunks.iter().map(|chunk| &chunk.params) {
         for part in 0..params.layout().parts().len() {
             rank.device
-                .add_squares::<E>(params.part(part)?.view(), Cpu::whole_mut(&mut squares))?;
+                .add_squares::<E>(params.part(part)?.view(), B::whole_mut(&mut squares))?;
         }
     }
     let mut sum = [0.0];
-    rank.device.download(Cpu::whole(&squares), &mut sum)?;
+    rank.device.download(B::whole(&squares), &mut sum)?;
     reduce(rank, &mut sum, ReduceOp::Sum)?;
     if !sum[0].is_finite() {
         return Err(Failure::aborted(format!(

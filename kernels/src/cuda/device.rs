@@ -26,8 +26,8 @@ const RELEASE_THRESHOLD: c_int = 4;
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const OUT_OF_MEMORY: Code = 2;
-const PARAMS_POINTER: *mut c_void = 1 as *mut c_void;
-const PARAMS_LEN: *mut c_void = 2 as *mut c_void;
+const PARAMS_POINTER: *mut c_void = core::ptr::without_provenance_mut(1);
+const PARAMS_LEN: *mut c_void = core::ptr::without_provenance_mut(2);
 const PARAMS_END: *mut c_void = core::ptr::null_mut();
 
 /// Codes after which a context does no more work (`cudaError` pages: "the process must be

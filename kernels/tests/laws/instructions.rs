@@ -151,7 +151,7 @@ pub fn conversions_and_powers<D: Launch>(device: &D, seed: u64) {
     let mut draw = Draw::new(seed);
     let mut x: Vec<f32> = (0..64).map(|_| (draw.unit() * 40.0) as f32).collect();
     // Halfway between two bf16, either way, and the ends.
-    x[..4].copy_from_slice(&[1.003_906_25, 1.011_718_75, 0.0, f32::INFINITY]);
+    x[..4].copy_from_slice(&[1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 0.0, f32::INFINITY]);
     let bits = run::<_, u16>(device, ("conversions", 64, 0), &[up(device, &x)], 64, &[]);
     let want: Vec<u16> = x.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
     assert_eq!(bits, want);

@@ -11,8 +11,8 @@ use quintet_planner::config::{Layout, ModelConfig, MoeConfig};
 use super::args::{
     BatchArgs, DeviceArgs, JobArgs, LayoutArgs, ModelArgs, OptimiserArgs, OutputArgs, StepArgs,
 };
+use super::ranks;
 use super::words::{ReductionOrder, Schedule};
-use super::{ranks, refuse};
 use crate::checkpoint::job_of;
 use crate::failure::Failure;
 use crate::job::{DataSource, Job};

@@ -9,12 +9,19 @@ use super::args::OutputArgs;
 use crate::failure::Failure;
 use crate::job::DeviceKind;
 
-/// Only `verify` runs on a GPU or the emulator.
-pub(super) fn beside_verify(device: DeviceKind) -> Result<(), Failure> {
+/// Only `verify` runs on the emulator.
+pub(super) fn train(device: DeviceKind) -> Result<(), Failure> {
+    match device {
+        DeviceKind::Cpu | DeviceKind::Cuda => Ok(()),
+        DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
+    }
+}
+
+pub(super) fn eval(device: DeviceKind) -> Result<(), Failure> {
     match device {
         DeviceKind::Cpu => Ok(()),
         DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
-        DeviceKind::Cuda => unbuilt("device", "cuda", "verify has it, others use cpu"),
+        DeviceKind::Cuda => unbuilt("device", "cuda", "eval uses cpu"),
     }
 }
 

@@ -167,7 +167,7 @@ pub(super) enum Device {
     Cpu,
     /// The CUDA kernels, run and checked on the host; verify alone, in a build with feature emulated
     Emulated,
-    /// NVIDIA GPUs, which ranks share where there are fewer; verify alone, in a build with feature cuda
+    /// NVIDIA GPUs, which ranks share where there are fewer; train and verify, in a build with feature cuda
     Cuda,
 }
 

@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use quintet_collectives::{ReduceOp, Transport};
-use quintet_kernels::{Backend, Collectives, Cpu, Scalar, Tag};
+use quintet_collectives::ReduceOp;
+use quintet_kernels::{Collectives, Scalar, Tag};
 use quintet_parallel_layers::pipeline::{Durations, StageTime, simulate};
 
-use super::CpuRank;
 use crate::failure::Failure;
+use crate::groups::Counted;
 use crate::load::Load;
+use crate::model::Device;
+use crate::rank::Rank;
 use crate::report::{ExpertReport, StepReport};
 use crate::step::Gradients;
 
 /// The step's report, joined over ranks beside the traffic of training.
-pub(super) fn measure<T: Transport + Send + 'static, E: Scalar>(
-    rank: &mut CpuRank<'_, T, E>,
+pub(super) fn measure<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    rank: &mut Rank<'_, B, C, E>,
     done: &Gradients,
     before: &BTreeMap<&'static str, crate::groups::Traffic>,
     seconds: f64,
@@ -87,8 +89,8 @@ fn experts(load: &Load) -> Option<ExpertReport> {
 }
 
 /// The idle share of the schedule, played with the CPU times that its passes took.
-fn bubble<T: Transport + Send + 'static, E: Scalar>(
-    rank: &CpuRank<'_, T, E>,
+fn bubble<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    rank: &Rank<'_, B, C, E>,
     times: &[f64],
 ) -> Result<f64, Failure> {
     let passes = rank.schedule.microbatches() * (rank.mesh.world() / rank.job.layout.pp);
@@ -109,12 +111,12 @@ fn bubble<T: Transport + Send + 'static, E: Scalar>(
 }
 
 /// Reduces numbers over all ranks, beside the traffic of training.
-pub(super) fn reduce<T: Transport + Send + 'static, E: Scalar>(
-    rank: &CpuRank<'_, T, E>,
+pub(super) fn reduce<B: Device, C: Collectives<B> + Counted, E: Scalar>(
+    rank: &Rank<'_, B, C, E>,
     values: &mut [f64],
     op: ReduceOp,
 ) -> Result<(), Failure> {
     let mut buf = rank.device.upload(Tag::Scratch, values)?;
-    Collectives::<Cpu>::all_reduce(&rank.groups.report, Cpu::whole_mut(&mut buf), op)?;
-    Ok(rank.device.download(Cpu::whole(&buf), values)?)
+    Collectives::<B>::all_reduce(&rank.groups.report, B::whole_mut(&mut buf), op)?;
+    Ok(rank.device.download(B::whole(&buf), values)?)
 }

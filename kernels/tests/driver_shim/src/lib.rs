@@ -108,7 +108,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(to: *mut c_int, which: c_int, _: c
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(to: *mut *mut c_void, device: c_int) -> Code {
-    unsafe { give(to, (device as usize + 1) as *mut c_void) }
+    unsafe { give(to, core::ptr::without_provenance_mut(device as usize + 1)) }
 }
 
 #[unsafe(no_mangle)]
@@ -128,7 +128,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut *mut c_void) -> Code {
     match state::pop() {
-        Some(context) => unsafe { give(to, context as *mut c_void) },
+        Some(context) => unsafe { give(to, core::ptr::without_provenance_mut(context)) },
         None => INVALID_CONTEXT,
     }
 }
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(to: *mut *mut c_void, _flags: c_uint) -> Code {
-    within(|shim| unsafe { give(to, shim.new_stream() as *mut c_void) })
+    within(|shim| unsafe { give(to, core::ptr::without_provenance_mut(shim.new_stream())) })
 }
 
 #[unsafe(no_mangle)]
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(to: *mut *mut c_void, _device: c_int) -> Code {
-    unsafe { give(to, 1 as *mut c_void) }
+    unsafe { give(to, core::ptr::without_provenance_mut(1)) }
 }
 
 #[unsafe(no_mangle)]
@@ -362,8 +362,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
         }
         let args = unsafe {
             match extra.is_null() {
-                true => function.from_pointers(params),
-                false => function.from_block(extra),
+                true => function.args_at(params),
+                false => function.args_in(extra),
             }
         };
         let Some(args) = args else {

@@ -196,7 +196,7 @@ impl Function {
     }
 
     /// Arguments from pointers to them: as many as the cubin says, of the lengths it says.
-    pub(crate) unsafe fn from_pointers(&self, params: *mut *mut c_void) -> Option<Vec<Arg>> {
+    pub(crate) unsafe fn args_at(&self, params: *mut *mut c_void) -> Option<Vec<Arg>> {
         if params.is_null() && !self.info.params.is_empty() {
             return None;
         }
@@ -213,7 +213,7 @@ impl Function {
     }
 
     /// Arguments from a block whose length is given: it must be the cubin's.
-    pub(crate) unsafe fn from_block(&self, extra: *mut *mut c_void) -> Option<Vec<Arg>> {
+    pub(crate) unsafe fn args_in(&self, extra: *mut *mut c_void) -> Option<Vec<Arg>> {
         let (mut block, mut len) = (core::ptr::null::<u8>(), None);
         let mut at = extra;
         // SAFETY: pairs of a key and a pointer up to a null, as cuda.h says.
