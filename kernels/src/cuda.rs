@@ -198,4 +198,20 @@ impl Launch for Cuda {
     fn synchronize(&self, stream: Stream) -> Result<(), Error> {
         self.device.synchronize(stream)
     }
+
+    fn fresh_stream(&self) -> Stream {
+        self.device.fresh_stream()
+    }
+
+    fn stream_handle(&self, stream: Stream) -> u64 {
+        self.device.stream_handle(stream)
+    }
+
+    fn enter(&self) -> Result<(), Error> {
+        self.device.enter()
+    }
+
+    fn idle(&self, stream: Stream) -> Result<bool, Error> {
+        self.device.idle(stream)
+    }
 }

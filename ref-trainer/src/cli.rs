@@ -209,7 +209,7 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
 }
 
 fn train(job: Job) -> Result<Command, Failure> {
-    refuse::train(job.device)?;
+    refuse::train(job.device, job.nccl)?;
     Ok(Command::Train(job))
 }
 

@@ -189,7 +189,14 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 self.on(device, comm)
             }
             #[cfg(feature = "cuda")]
-            DeviceKind::Cuda => self.on(self.gpus.of_rank(comm.rank())?, comm),
+            DeviceKind::Cuda => {
+                let device = self.gpus.of_rank(comm.rank())?;
+                #[cfg(feature = "nccl")]
+                if self.job.nccl {
+                    return self.on(device, crate::reach::over_nccl(&comm, false)?);
+                }
+                self.on(device, comm)
+            }
             #[cfg(not(feature = "cuda"))]
             DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
             #[cfg(not(feature = "emulated"))]

@@ -26,6 +26,9 @@ const RELEASE_THRESHOLD: c_int = 4;
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const OUT_OF_MEMORY: Code = 2;
+const NOT_READY: Code = 600;
+/// Streams that nobody names have numbers from here on.
+const FRESH: u32 = 1 << 20;
 const PARAMS_POINTER: *mut c_void = core::ptr::without_provenance_mut(1);
 const PARAMS_LEN: *mut c_void = core::ptr::without_provenance_mut(2);
 const PARAMS_END: *mut c_void = core::ptr::null_mut();
@@ -60,6 +63,8 @@ struct State {
     /// By number; the first `foreign` are somebody else's.
     streams: HashMap<u32, CUstream>,
     foreign: u32,
+    /// The next stream that nobody has named.
+    fresh: u32,
     fault: Option<Error>,
 }
 
@@ -211,6 +216,7 @@ impl Device {
         let state = State {
             streams: given.map(|(i, &s)| (i as u32, s)).collect(),
             foreign: streams.len() as u32,
+            fresh: FRESH,
             fault: None,
         };
         let driver = Arc::new(driver);
@@ -493,6 +499,36 @@ impl Device {
         // SAFETY: both live.
         let code = self.with(|d| unsafe { (d.stream_wait)(queue, point.event, 0) });
         let _ = self.outcome(code, || "a wait for an event".into());
+    }
+
+    pub(super) fn fresh_stream(&self) -> Stream {
+        let mut state = self.state();
+        state.fresh += 1;
+        Stream(state.fresh - 1)
+    }
+
+    /// The driver's own stream; 0 where it can not be had, of which the next call tells.
+    pub(super) fn stream_handle(&self, stream: Stream) -> u64 {
+        self.stream(stream)
+            .map_or(0, |handle| handle as usize as u64)
+    }
+
+    pub(super) fn enter(&self) -> Result<(), Error> {
+        // SAFETY: the context lives as long as this.
+        let code = unsafe { (self.driver.context_set)(self.context) };
+        self.outcome(code, || "the thread's device".into())
+    }
+
+    pub(super) fn idle(&self, stream: Stream) -> Result<bool, Error> {
+        self.healthy()?;
+        let queue = self.stream(stream)?;
+        // SAFETY: a stream of this device.
+        match self.with(|d| unsafe { (d.stream_query)(queue) }) {
+            NOT_READY => Ok(false),
+            code => self
+                .outcome(code, || "a kernel that was asked after".into())
+                .map(|()| true),
+        }
     }
 
     pub(super) fn synchronize(&self, stream: Stream) -> Result<(), Error> {

@@ -55,10 +55,12 @@ driver! {
     context_release = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
     context_push = "cuCtxPushCurrent_v2" (CUcontext);
     context_pop = "cuCtxPopCurrent_v2" (*mut CUcontext);
+    context_set = "cuCtxSetCurrent" (CUcontext);
     context_device = "cuCtxGetDevice" (*mut CUdevice);
     stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (CUstream);
     stream_synchronize = "cuStreamSynchronize" (CUstream);
+    stream_query = "cuStreamQuery" (CUstream);
     stream_wait = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
     event_create = "cuEventCreate" (*mut CUevent, c_uint);
     event_destroy = "cuEventDestroy_v2" (CUevent);

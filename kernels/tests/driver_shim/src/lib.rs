@@ -134,6 +134,12 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
+    state::pop();
+    cuCtxPushCurrent_v2(context)
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
     within(|_| unsafe { give(device, 0) })
 }
@@ -151,6 +157,12 @@ pub extern "C" fn cuStreamDestroy_v2(_stream: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Code {
     within(|shim| code_of(shim.device.synchronize(stream(handle))))
+}
+
+/// What is asked after is done, for nothing here runs by itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamQuery(handle: *mut c_void) -> Code {
+    cuStreamSynchronize(handle)
 }
 
 #[unsafe(no_mangle)]

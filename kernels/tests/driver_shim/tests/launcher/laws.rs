@@ -101,6 +101,22 @@ fn ranks_share_a_device() {
     });
 }
 
+/// What libraries of the device, such as NCCL, are given.
+#[test]
+fn libraries_get_streams_of_their_own() {
+    let cuda = crate::cuda();
+    let (a, b) = (cuda.fresh_stream(), cuda.fresh_stream());
+    let handles = [a, b].map(|s| cuda.stream_handle(s));
+    assert!(a != b && handles[0] != handles[1] && !handles.contains(&0));
+    cuda.enter().unwrap();
+    let x = cuda.alloc("x", 64).unwrap();
+    cuda.fill(a, x, 7, 64).unwrap();
+    assert!(cuda.idle(a).unwrap());
+    let mut host = [0; 64];
+    cuda.download(a, x, &mut host).unwrap();
+    assert_eq!(host, [7; 64]);
+}
+
 #[test]
 fn a_kernel_is_compiled_once_and_explained() {
     let device = gpu();
