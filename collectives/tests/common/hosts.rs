@@ -84,6 +84,17 @@ impl Hosts {
         fine
     }
 
+    /// Packets that a host's rules have counted.
+    pub fn counted(&self, host: usize) -> u64 {
+        let listed = Command::new("ip")
+            .args(["netns", "exec", &self.names[host], "nft", "list", "ruleset"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let mut words = text.split_whitespace().skip_while(|w| *w != "packets");
+        words.nth(1).map_or(0, |n| n.parse().unwrap())
+    }
+
     /// A program on a host, its output kept.
     pub fn command(&self, host: usize, program: &Path) -> Command {
         let mut command = Command::new("ip");
