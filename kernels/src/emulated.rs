@@ -37,7 +37,7 @@ use alloc::vec::Vec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Error;
-use crate::launch::{Arch, Call, Launch, Stream};
+use crate::launch::{Arch, Call, Launch, Libraries, Stream};
 
 pub use counters::Counters;
 pub use fault::{Fault, FaultKind, Party, Place};
@@ -163,6 +163,12 @@ impl Launch for Emulated {
         self.state().synchronize(stream)
     }
 
+    fn libraries(&self) -> Option<&dyn Libraries> {
+        Some(self)
+    }
+}
+
+impl Libraries for Emulated {
     fn fresh_stream(&self) -> Stream {
         self.state().fresh_stream()
     }

@@ -39,6 +39,8 @@ use std::sync::{Mutex, PoisonError};
 use half::bf16;
 
 use crate::error::need;
+#[cfg(feature = "wire")]
+use crate::launch::Libraries;
 use crate::launch::{Arg, Call, Launch, Stream};
 use crate::{Backend, Data, Dropout, Error, Float, Meter, Queue, Tag};
 
@@ -97,13 +99,13 @@ impl<L: Launch> Gpu<L> {
         &self.0.launcher
     }
 
-    /// The stream of this key, made when it is first asked for.
+    /// The stream of this key, made when it is first asked for, for libraries to work on.
     #[cfg(feature = "wire")]
-    pub(crate) fn lane(&self, key: (u64, u64)) -> Stream {
+    pub(crate) fn lane(&self, key: (u64, u64), of: &dyn Libraries) -> Stream {
         let mut lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let known = lanes.iter().find(|lane| lane.0 == key).map(|lane| lane.1);
         known.unwrap_or_else(|| {
-            let stream = self.0.launcher.fresh_stream();
+            let stream = of.fresh_stream();
             lanes.push((key, stream));
             stream
         })

@@ -268,6 +268,14 @@ pub trait Launch: Clone + Send + Sync + 'static {
     /// [`Error::Fault`] where an operation failed.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
 
+    /// What libraries are called with that work on this device's memory; none where none can.
+    fn libraries(&self) -> Option<&dyn Libraries> {
+        None
+    }
+}
+
+/// What libraries beside the kernels need of a device whose memory they work on.
+pub trait Libraries: Send + Sync {
     /// A stream that nobody has named yet.
     fn fresh_stream(&self) -> Stream;
 
@@ -291,17 +299,13 @@ pub trait Launch: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`Launch::fill`].
-    fn lend(&self, _stream: Stream, _reads: (u64, usize)) -> Result<(), Error> {
-        Ok(())
-    }
+    fn lend(&self, stream: Stream, reads: (u64, usize)) -> Result<(), Error>;
 
-    /// The library is done and has written these addresses and bytes; see [`Launch::lend`].
+    /// The library is done and has written these addresses and bytes; see [`Libraries::lend`].
     ///
     /// # Errors
     /// As [`Launch::fill`].
-    fn filled(&self, _stream: Stream, _written: (u64, usize)) -> Result<(), Error> {
-        Ok(())
-    }
+    fn filled(&self, stream: Stream, written: (u64, usize)) -> Result<(), Error>;
 }
 
 #[cfg(test)]

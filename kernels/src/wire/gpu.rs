@@ -217,7 +217,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
     }
 
     fn all_reduce<T: Wire>(&self, buf: GpuMut<'_, L, T>, op: ReduceOp) -> Result<(), Error> {
-        if self.reaches_device() {
+        if near::reached(self, &Gpu::as_ref(&buf).gpu()) {
             let x = Gpu::as_ref(&buf);
             let shape = Shape::AllReduce { len: Gpu::len(x) };
             return near::perform(self, shape, op, x, &buf);
@@ -233,7 +233,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         counts: &[usize],
         all: GpuMut<'_, L, T>,
     ) -> Result<(), Error> {
-        if self.reaches_device() {
+        if near::reached(self, &mine.gpu()) {
             let counts = counts.to_vec();
             return near::perform(self, Shape::AllGather { counts }, ReduceOp::Sum, mine, &all);
         }
@@ -249,7 +249,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         mine: GpuMut<'_, L, T>,
         op: ReduceOp,
     ) -> Result<(), Error> {
-        if self.reaches_device() {
+        if near::reached(self, &all.gpu()) {
             let counts = counts.to_vec();
             return near::perform(self, Shape::ReduceScatter { counts }, op, all, &mine);
         }
@@ -265,7 +265,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         recv: GpuMut<'_, L, T>,
         recv_counts: &[usize],
     ) -> Result<(), Error> {
-        if self.reaches_device() {
+        if near::reached(self, &send.gpu()) {
             let (there, back) = (send_counts.to_vec(), recv_counts.to_vec());
             let shape = Shape::AllToAllV {
                 send: there,
@@ -279,7 +279,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
     }
 
     fn broadcast<T: Wire>(&self, buf: GpuMut<'_, L, T>, root: usize) -> Result<(), Error> {
-        if self.reaches_device() {
+        if near::reached(self, &Gpu::as_ref(&buf).gpu()) {
             let x = Gpu::as_ref(&buf);
             let len = Gpu::len(x);
             // The others' need not have been written.
@@ -302,7 +302,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         after: L::Event,
     ) -> Result<Staging<L, T>, Error> {
         let all = 0..Gpu::len(Gpu::whole(&buf));
-        if self.reaches_device() {
+        if near::reached(self, &buf.gpu()) {
             let shape = Shape::AllReduce { len: all.end };
             return near::start(self, buf, (shape, op), [all.clone(), all], after);
         }
@@ -320,7 +320,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
     ) -> Result<Staging<L, T>, Error> {
         let all = 0..Gpu::len(Gpu::whole(&buf));
         let mine = part(counts, self.rank());
-        if self.reaches_device() {
+        if near::reached(self, &buf.gpu()) {
             let counts = counts.to_vec();
             let shape = Shape::ReduceScatter { counts };
             return near::start(self, buf, (shape, op), [all, mine], after);
@@ -338,7 +338,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
     ) -> Result<Staging<L, T>, Error> {
         let all = 0..Gpu::len(Gpu::whole(&buf));
         let mine = part(counts, self.rank());
-        if self.reaches_device() {
+        if near::reached(self, &buf.gpu()) {
             let counts = counts.to_vec();
             let shape = Shape::AllGather { counts };
             return near::start(self, buf, (shape, ReduceOp::Sum), [mine, all], after);
@@ -355,7 +355,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         buf: GpuBuf<L, T>,
         after: L::Event,
     ) -> Result<Staging<L, T>, Error> {
-        if self.reaches_device() {
+        if near::reached(self, &buf.gpu()) {
             return near::message(self, buf, (to, tag), true, Some(after));
         }
         let all = 0..Gpu::len(Gpu::whole(&buf));
@@ -370,7 +370,7 @@ impl<L: Launch, W: Transport + Send + 'static> Collectives<Gpu<L>> for Communica
         tag: u64,
         buf: GpuBuf<L, T>,
     ) -> Result<Staging<L, T>, Error> {
-        if self.reaches_device() {
+        if near::reached(self, &buf.gpu()) {
             return near::message(self, buf, (from, tag), false, None);
         }
         let all = 0..Gpu::len(Gpu::whole(&buf));

@@ -17,7 +17,7 @@ use quintet_collectives::{Communicator, Error, ReduceOp, Transport};
 
 use super::{Staging, Wire, reading, writing};
 use crate::gpu::{Gpu, GpuBuf, GpuMut, GpuRef};
-use crate::launch::{Launch, Stream};
+use crate::launch::{Launch, Libraries, Stream};
 use crate::{Backend, Data, Queue};
 
 /// A stream, and what the work that is put there next waits for and reads.
@@ -28,25 +28,47 @@ struct GpuLane<L: Launch> {
     reads: (u64, usize),
 }
 
+impl<L: Launch> GpuLane<L> {
+    fn libraries(&self) -> Result<&dyn Libraries, Error> {
+        libraries(self.gpu.launcher())
+    }
+}
+
+/// What libraries need of the device.
+fn libraries<L: Launch>(launcher: &L) -> Result<&dyn Libraries, Error> {
+    launcher
+        .libraries()
+        .ok_or_else(|| Error::Layout("no library reaches this device".into()))
+}
+
+/// Whether collectives are performed where the elements lie: both sides can.
+pub(super) fn reached<L: Launch, W: Transport + Send + 'static>(
+    comm: &Communicator<W>,
+    gpu: &Gpu<L>,
+) -> bool {
+    comm.reaches_device() && gpu.launcher().libraries().is_some()
+}
+
 impl<L: Launch> Lane for GpuLane<L> {
     fn handle(&self) -> u64 {
-        self.gpu.launcher().stream_handle(self.stream)
+        self.libraries()
+            .map_or(0, |libraries| libraries.stream_handle(self.stream))
     }
 
     fn enter(&self) -> Result<(), Error> {
-        self.gpu.launcher().enter().map_err(reading)
+        self.libraries()?.enter().map_err(reading)
     }
 
     fn begin(&self) -> Result<(), Error> {
-        let launcher = self.gpu.launcher();
         if let Some(after) = &self.after {
-            launcher.wait(self.stream, after);
+            self.gpu.launcher().wait(self.stream, after);
         }
-        launcher.lend(self.stream, self.reads).map_err(reading)
+        let libraries = self.libraries()?;
+        libraries.lend(self.stream, self.reads).map_err(reading)
     }
 
     fn idle(&self) -> Result<bool, Error> {
-        self.gpu.launcher().idle(self.stream).map_err(reading)
+        self.libraries()?.idle(self.stream).map_err(reading)
     }
 }
 
@@ -61,8 +83,9 @@ pub(super) fn filled<L: Launch, T: Data>(
     stream: Stream,
 ) -> Result<(), Error> {
     let view = Gpu::as_ref(view);
-    let launcher = view.gpu().launcher().clone();
-    launcher.filled(stream, bytes(view)).map_err(writing)
+    let gpu = view.gpu();
+    let libraries = libraries(gpu.launcher())?;
+    libraries.filled(stream, bytes(view)).map_err(writing)
 }
 
 /// Performs a collective; the input is a view of its own or a part of the output.
@@ -96,7 +119,7 @@ pub(super) fn start<L: Launch, W: Transport + Send + 'static, T: Wire>(
     [goes, comes]: [Range<usize>; 2],
     after: L::Event,
 ) -> Result<Staging<L, T>, Error> {
-    let (lane, stream) = lane(&buf, (comm.number(), 0), &goes, after);
+    let (lane, stream) = lane(&buf, (comm.number(), 0), &goes, after)?;
     let spans = [part(&buf, &goes), part(&buf, &comes)];
     let gpu = buf.gpu();
     let started = comm.start_on_device(buf, shape, op, spans, Arc::new(lane))?;
@@ -120,7 +143,7 @@ pub(super) fn message<L: Launch, W: Transport + Send + 'static, T: Wire>(
     // Without an event what compute has done so far with the buffer comes before.
     let after = after.unwrap_or_else(|| gpu.record(Queue::Compute));
     let key = (comm.number(), 1 + 2 * peer as u64 + u64::from(out));
-    let (lane, stream) = lane(&buf, key, &goes, after);
+    let (lane, stream) = lane(&buf, key, &goes, after)?;
     let (span, lane, to) = (part(&buf, &all), Arc::new(lane), (peer, tag));
     let started = match out {
         true => comm.start_send_on_device(buf, span, to, lane)?,
@@ -134,16 +157,16 @@ fn lane<L: Launch, T: Data>(
     key: (u64, u64),
     goes: &Range<usize>,
     after: L::Event,
-) -> (GpuLane<L>, Stream) {
+) -> Result<(GpuLane<L>, Stream), Error> {
     let gpu = buf.gpu();
-    let stream = gpu.lane(key);
+    let stream = gpu.lane(key, libraries(gpu.launcher())?);
     let lane = GpuLane {
         gpu,
         stream,
         after: Some(after),
         reads: bytes(Gpu::slice(Gpu::whole(buf), goes.clone())),
     };
-    (lane, stream)
+    Ok((lane, stream))
 }
 
 /// Part of a buffer that the operation will own.
