@@ -36,7 +36,7 @@ use alloc::vec::Vec;
 use cudarc::driver::sys::{CUcontext, CUstream};
 
 use crate::Error;
-use crate::launch::{Arch, Call, Launch, Stream};
+use crate::launch::{Arch, Call, Launch, Libraries, Stream};
 
 pub use device::CudaEvent;
 use device::Device;
@@ -199,6 +199,12 @@ impl Launch for Cuda {
         self.device.synchronize(stream)
     }
 
+    fn libraries(&self) -> Option<&dyn Libraries> {
+        Some(self)
+    }
+}
+
+impl Libraries for Cuda {
     fn fresh_stream(&self) -> Stream {
         self.device.fresh_stream()
     }
@@ -213,5 +219,14 @@ impl Launch for Cuda {
 
     fn idle(&self, stream: Stream) -> Result<bool, Error> {
         self.device.idle(stream)
+    }
+
+    /// Nothing: what libraries do is on the device's own streams.
+    fn lend(&self, _: Stream, _: (u64, usize)) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn filled(&self, _: Stream, _: (u64, usize)) -> Result<(), Error> {
+        Ok(())
     }
 }

@@ -80,22 +80,6 @@ impl Launch for Recorder {
     fn synchronize(&self, _: Stream) -> Result<(), Error> {
         Ok(())
     }
-
-    fn fresh_stream(&self) -> Stream {
-        Stream(2)
-    }
-
-    fn stream_handle(&self, stream: Stream) -> u64 {
-        u64::from(stream.0)
-    }
-
-    fn enter(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn idle(&self, _: Stream) -> Result<bool, Error> {
-        Ok(true)
-    }
 }
 
 type Device = Gpu<Recorder>;

@@ -4,7 +4,7 @@
 
 use half::bf16;
 use quintet_kernels::cuda::Cuda;
-use quintet_kernels::launch::Launch;
+use quintet_kernels::launch::{Launch, Libraries};
 use quintet_kernels::{Backend, GemmSpec, Gpu, Trans};
 
 use crate::attention::{Problem, spec};
