@@ -5,6 +5,8 @@
 //! The types are cudarc's, as candle and burn have them; anything that gives a `CUcontext`, a
 //! `CUstream` and addresses does.
 
+#![allow(unsafe_code)] // a promise about somebody else's context
+
 use std::error::Error;
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
