@@ -411,9 +411,28 @@ fn calls_that_differ_are_a_mismatch_and_nccl_never_hears_of_them() {
     let told = Told::new("mismatch");
     let lib = told.library();
     for (rank, outcome) in outcomes(3, &lib, |comm| {
+        // A communicator that is ready, so that nothing but the comparison is in the way.
+        step(comm, &lib)?;
+        let late = comm.rank() == 1;
+        if late {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let comm = comm.subgroup(comm.group(), "step")?;
+        let mut first = [0i32];
+        call(
+            &comm,
+            &lib,
+            S::AllReduce { len: 1 },
+            ReduceOp::Sum,
+            &[1],
+            &mut first,
+        )?;
+        if late {
+            thread::sleep(Duration::from_millis(100));
+        }
         let len = 8 + usize::from(comm.rank() == 1);
         let (x, mut y) = (vec![1i32; len], vec![0; len]);
-        call(comm, &lib, S::AllReduce { len }, ReduceOp::Sum, &x, &mut y)
+        call(&comm, &lib, S::AllReduce { len }, ReduceOp::Sum, &x, &mut y)
     })
     .into_iter()
     .enumerate()
@@ -425,6 +444,8 @@ fn calls_that_differ_are_a_mismatch_and_nccl_never_hears_of_them() {
         );
         assert!(error.to_string().contains("i32 x 9"), "{error}");
     }
+    // Three ranks' two calls that were alike, and no other.
+    assert_eq!(told.put(), 6);
     // Counts of all_to_all_v, which differ from rank to rank by right, are compared pair by pair.
     for outcome in outcomes(2, &lib, |comm| {
         let (send, recv) = match comm.rank() {

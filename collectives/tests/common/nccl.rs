@@ -57,6 +57,13 @@ impl Told {
         assert!(unsafe { self.raw.get::<Set>(b"quintetNcclOnHostSet\0").unwrap()(words.as_ptr()) });
     }
 
+    /// Kernels put on any stream so far.
+    pub fn put(&self) -> u64 {
+        type Put = unsafe extern "C" fn() -> u64;
+        // SAFETY: the symbol's type.
+        unsafe { self.raw.get::<Put>(b"quintetNcclOnHostPut\0").unwrap()() }
+    }
+
     /// Communicators neither destroyed nor aborted.
     pub fn live(&self) -> u64 {
         type Live = unsafe extern "C" fn() -> u64;

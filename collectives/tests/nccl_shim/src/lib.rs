@@ -423,6 +423,12 @@ pub unsafe extern "C" fn quintetNcclOnHostSet(words: *const c_char) -> bool {
     state::lock().knobs.set(&words)
 }
 
+/// Kernels put on any stream so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn quintetNcclOnHostPut() -> u64 {
+    state::lock().put
+}
+
 /// Communicators that are neither destroyed nor aborted.
 #[unsafe(no_mangle)]
 pub extern "C" fn quintetNcclOnHostLive() -> u64 {

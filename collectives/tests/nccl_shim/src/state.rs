@@ -76,6 +76,8 @@ enum Phase {
 pub(crate) struct State {
     pub(crate) knobs: Knobs,
     pub(crate) faults: Vec<String>,
+    /// Kernels put so far.
+    pub(crate) put: u64,
     next: u64,
     /// By id; those that somebody asked for and nobody has joined too.
     cliques: BTreeMap<u64, Option<Clique>>,
@@ -91,6 +93,7 @@ pub(crate) fn lock() -> MutexGuard<'static, State> {
         Mutex::new(State {
             knobs: Knobs::from_environment(),
             faults: Vec::new(),
+            put: 0,
             next: 1,
             cliques: BTreeMap::new(),
             members: BTreeMap::new(),
@@ -257,6 +260,7 @@ impl State {
         for kernel in &kernels {
             self.member(kernel.comm)?.busy = 2;
         }
+        self.put += kernels.len() as u64;
         self.kernels.extend(kernels);
         Ok(IN_PROGRESS)
     }
