@@ -47,6 +47,7 @@ pub trait Work: Sync {
 #[derive(Debug)]
 pub struct Crew {
     world: usize,
+    by_messages: bool,
     process: Option<Process>,
     /// What all communicators choose their plans by.
     choice: Arc<Model>,
@@ -89,6 +90,7 @@ impl Crew {
     pub fn threads(job: &Job) -> Result<Self, Failure> {
         Ok(Self {
             world: job.layout.world(),
+            by_messages: job.by_messages,
             process: None,
             choice: Arc::new(choice(job)?),
         })
@@ -121,8 +123,12 @@ impl Crew {
     /// The first cause that ended the run.
     pub fn go<W: Work>(&self, work: &W) -> Result<Option<Vec<W::Left>>, Failure> {
         let Some(process) = &self.process else {
-            let all = World::new(self.world)?
-                .go(|comm| work.rank(comm.with_model(Arc::clone(&self.choice))))?;
+            let threads = if self.by_messages {
+                World::by_messages(self.world)?
+            } else {
+                World::new(self.world)?
+            };
+            let all = threads.go(|comm| work.rank(comm.with_model(Arc::clone(&self.choice))))?;
             return Ok(Some(all));
         };
         let comm = process.communicator()?.with_model(Arc::clone(&self.choice));

@@ -67,6 +67,8 @@ pub struct Job {
     /// not of the job.
     #[serde(skip)]
     pub launched: bool,
+    /// Whether ranks that are threads send messages, as between hosts, rather than share memory.
+    pub by_messages: bool,
     /// Constants that plans are chosen by, as `bench --calibrate` saves them.
     pub constants: Option<PathBuf>,
     /// Threads each rank computes with.
@@ -293,6 +295,7 @@ impl Default for Job {
             ranks: Ranks::Threads,
             nccl: false,
             launched: false,
+            by_messages: false,
             constants: None,
             threads_per_rank: 1,
             save: None,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A [`Span`] is an address, a length and a type; a [`Lane`] is where the work is put, such as a
-//! CUDA stream. NCCL is one such device ([`crate::nccl`], feature `nccl`).
+//! CUDA stream. NCCL is one such device (module and feature `nccl`).
 
 use std::{fmt, sync::Arc, vec::Vec};
 

@@ -58,6 +58,7 @@ pub struct Local {
 struct Shared {
     world: usize,
     bound: usize,
+    by_messages: bool,
     registry: Mutex<Registry>,
     /// Threads that outlived their communicator, by global rank.
     adopted: Mutex<Vec<(usize, JoinHandle<()>)>>,
@@ -90,6 +91,8 @@ struct Group {
     name: String,
     ranks: Vec<usize>,
     bound: usize,
+    /// Whether nothing is done in shared memory.
+    by_messages: bool,
     inboxes: Vec<Inbox>,
     arena: Arc<Arena>,
     /// The last two calls of each rank.
@@ -239,6 +242,9 @@ impl Transport for Local {
     }
 
     fn direct(&mut self) -> Sharing<'_> {
+        if self.group.by_messages {
+            return Sharing::Never;
+        }
         Sharing::Ready(&mut self.end)
     }
 
@@ -411,7 +417,7 @@ impl Shared {
             }
             return group;
         }
-        let group = Arc::new(Group::new(name, ranks.clone(), self.bound));
+        let group = Arc::new(Group::new(name, ranks.clone(), self));
         let hold = (ranks.len() > 1).then(|| group.clone());
         instances.push(Instance {
             group: Arc::downgrade(&group),
@@ -500,7 +506,7 @@ impl Registry {
 }
 
 impl Group {
-    fn new(name: &str, ranks: Vec<usize>, bound: usize) -> Self {
+    fn new(name: &str, ranks: Vec<usize>, world: &Shared) -> Self {
         let n = ranks.len();
         let inbox = || {
             let lanes = (0..n).map(|_| Lane::default()).collect();
@@ -515,7 +521,8 @@ impl Group {
         };
         Self {
             name: name.to_string(),
-            bound,
+            bound: world.bound,
+            by_messages: world.by_messages,
             inboxes: (0..n).map(|_| inbox()).collect(),
             arena: Arc::new(Arena::heap(n)),
             calls: (0..n).map(|_| Mutex::default()).collect(),

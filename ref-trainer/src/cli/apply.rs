@@ -15,7 +15,7 @@ use super::ranks;
 use super::words::{ReductionOrder, Schedule};
 use crate::checkpoint::job_of;
 use crate::failure::Failure;
-use crate::job::{DataSource, Job};
+use crate::job::{DataSource, Job, Ranks};
 use crate::model_config::Model;
 
 /// What this process was told beside its arguments.
@@ -128,6 +128,11 @@ fn started(
     ranks::nccl(job, device.transport, order)?;
     job.ranks = ranks::ranks((device.launch, device.transport), told, job.ranks)?;
     job.launched = told.launched.is_some();
+    if job.by_messages && job.ranks != Ranks::Threads {
+        return Err(Failure::usage(
+            "--by-messages is for threads; processes send messages over --transport unix or tcp",
+        ));
+    }
     ranks::fit(job, told.launched)
 }
 
@@ -148,6 +153,7 @@ fn parts(
     lengths(base, batch);
     set(&mut base.job.dtype, device.dtype.map(Into::into));
     set(&mut base.job.device, device.device.map(Into::into));
+    base.job.by_messages |= device.by_messages;
     if device.constants.is_some() {
         base.job.constants.clone_from(&device.constants);
     }

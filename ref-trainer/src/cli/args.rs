@@ -248,6 +248,9 @@ pub(super) struct DeviceArgs {
     /// What carries messages between ranks [default: auto]
     #[arg(long, value_enum)]
     pub transport: Option<Transport>,
+    /// Ranks that are threads send each other messages, as between hosts, rather than share memory
+    #[arg(long)]
+    pub by_messages: bool,
     /// Constants of this transport that plans are chosen by, as bench --calibrate --constants FILE saves
     /// them [default: those of threads]
     #[arg(long, value_name = "FILE")]

@@ -237,6 +237,7 @@ fn each_flag_reaches_the_job() {
         ("--dtype f64", |j| j.dtype = Dtype::F64),
         ("--dtype bf16", |j| j.dtype = Dtype::Bf16),
         ("--device cpu --launch threads --transport local", |_| {}),
+        ("--by-messages", |j| j.by_messages = true),
         ("--constants c.txt", |j| j.constants = Some("c.txt".into())),
         ("--threads-per-rank 3", |j| j.threads_per_rank = 3),
         ("--save a --save-interval 10", |j| {

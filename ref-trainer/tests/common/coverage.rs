@@ -198,6 +198,7 @@ fn features(draw: &Draw, clipped: bool) -> Vec<Feature> {
         everywhere("clip", clipped),
         everywhere("weight decay", o.weight_decay > 0.0),
         everywhere("any order", l.any_order),
+        everywhere("by messages", draw.job.by_messages),
         everywhere("two threads a rank", draw.job.threads_per_rank > 1),
         feature(
             "tp cuts tokens unevenly",

@@ -88,7 +88,7 @@ impl fmt::Display for Draw {
         )?;
         writeln!(
             f,
-            "sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {} recompute {:?}",
+            "sequence-parallel {} zero {} within {:?} {} of {} chunks {:?} bucket {} any order {} threads {} by messages {} recompute {:?}",
             l.sequence_parallel,
             l.zero_stage,
             l.hybrid_shard_size,
@@ -98,6 +98,7 @@ impl fmt::Display for Draw {
             l.bucket_bytes,
             l.any_order,
             self.job.threads_per_rank,
+            self.job.by_messages,
             l.recompute,
         )?;
         writeln!(

@@ -75,6 +75,7 @@ impl Genes {
             seed: self.seed,
             optimizer: self.optimizer(dtype, clip, decay),
             threads_per_rank: 1 + usize::from(two),
+            by_messages: self.seed.is_multiple_of(3),
             ..Job::verify()
         };
         if dtype == Dtype::Bf16 {

@@ -51,7 +51,16 @@ impl World {
     /// # Errors
     /// [`Error::Layout`] for a world of no ranks.
     pub fn new(world: usize) -> Result<Self> {
-        Self::with_buffer(world, DEFAULT_BUFFER)
+        Self::with(world, DEFAULT_BUFFER, false)
+    }
+
+    /// A world whose ranks do nothing in shared memory but send each other what their plans say, as
+    /// between hosts: the same results and bytes, later.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] for a world of no ranks.
+    pub fn by_messages(world: usize) -> Result<Self> {
+        Self::with(world, DEFAULT_BUFFER, true)
     }
 
     /// A world in which a directed pair of ranks of a group buffers up to `bytes` of payload. One
@@ -60,12 +69,17 @@ impl World {
     /// # Errors
     /// [`Error::Layout`] for a world of no ranks.
     pub fn with_buffer(world: usize, bytes: usize) -> Result<Self> {
+        Self::with(world, bytes, false)
+    }
+
+    fn with(world: usize, bytes: usize, by_messages: bool) -> Result<Self> {
         if world == 0 {
             return Err(Error::Layout(String::from("a world has at least one rank")));
         }
         let shared = Shared {
             world,
             bound: bytes,
+            by_messages,
             registry: Mutex::new(Registry::default()),
             adopted: Mutex::new(Vec::new()),
         };
