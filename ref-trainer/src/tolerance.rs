@@ -20,8 +20,8 @@
 //! roundings, as good as independent, have the effect of sqrt(K), not of K (Higham and Mary 2019,
 //! theorem 2.4). In f32 and f64 a value is a sum, and K half the terms of the longest sum, for the
 //! squares of the sums on the way to it, which are what is rounded, are half of its own on average; in
-//! bf16 sums are taken in f32, and a value is rounded when it is stored: as a product and as its sum with
-//! another branch, and over tp once more as a part of a sum.
+//! bf16 sums are taken in f32, and a value is rounded when it is stored, and over tp once more as a
+//! part of a sum.
 
 use serde::Serialize;
 
@@ -138,20 +138,13 @@ pub fn units(dtype: Dtype) -> (f64, f64) {
     }
 }
 
-/// The root of the number of roundings in which a value comes about. In bf16 a product is stored before
-/// it meets its residual or the gradient of another branch, which the oracle rounds as one; where
-/// matrices are cut, so is each part of it.
+/// The root of the number of roundings in which a value comes about.
 #[must_use]
 pub fn way(job: &Job) -> f64 {
     match job.dtype {
-        Dtype::Bf16 => f64::sqrt(2.0 + f64::from(cut(job))),
+        Dtype::Bf16 => f64::sqrt(if job.layout.tp > 1 { 2.0 } else { 1.0 }),
         Dtype::F32 | Dtype::F64 => in_sums(job),
     }
-}
-
-/// Whether sums over a width are summed over ranks.
-fn cut(job: &Job) -> bool {
-    job.layout.tp > 1 || job.layout.etp > 1
 }
 
 /// The root of the number of roundings of the longest sum, as a multiple of its own.

@@ -81,10 +81,12 @@ impl Nvrtc {
         };
         macro_rules! find {
             ($name:literal) => {
+                // SAFETY: it is given the type that nvrtc.h declares for this symbol.
                 *unsafe { library.get($name) }.map_err(absent)?
             };
         }
         let part = |len: &str, get: &str| -> Result<Part, CudaError> {
+            // SAFETY: nvrtc.h declares every pair of a length and a text alike.
             let len = *unsafe { library.get(len.as_bytes()) }.map_err(absent)?;
             let get = *unsafe { library.get(get.as_bytes()) }.map_err(absent)?;
             Ok(Part { len, get })

@@ -273,3 +273,19 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| String::from("(no text)"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Transport, direct::Sharing};
+
+    #[test]
+    fn by_messages_nothing_is_shared() {
+        for (world, shares) in [(World::new(2), true), (World::by_messages(2), false)] {
+            let seats = world.unwrap().seats();
+            let mut ends: Vec<Local> = seats.iter().map(Seat::endpoint).collect();
+            let ready = |end: &mut Local| matches!(end.direct(), Sharing::Ready(_));
+            assert!(ends.iter_mut().all(|end| ready(end) == shares));
+        }
+    }
+}
