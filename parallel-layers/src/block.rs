@@ -204,7 +204,7 @@ impl Block {
     #[must_use]
     pub fn selection_bias(&self) -> Option<String> {
         match &self.mlp {
-            Ffn::Dense(_) => None,
+            Ffn::SwiGlu(_) | Ffn::Gelu(_) => None,
             Ffn::Moe(moe) => moe.selection_bias(),
         }
     }

@@ -1,12 +1,13 @@
-//! The second half of a block: one MLP for all tokens, or a mixture of experts.
+//! The second half of a block: one MLP for all tokens, gated or not, or a mixture of experts.
 
 use alloc::vec::Vec;
 
 use quintet_collectives::{DeviceMesh, ParamSpec};
 use quintet_kernels::{Collectives, Gemm, GroupedGemm, Permute, Pointwise, Router, Scalar};
 
+use crate::architecture::MlpKind;
 use crate::block::BlockSpec;
-use crate::mlp::{Mlp, MlpForward, MlpWeight};
+use crate::mlp::{GeluForward, GeluMlp, GeluWeight, SwiGluForward, SwiGluMlp, SwiGluWeight};
 use crate::moe::{MoeForward, MoeMlp, MoeShape, MoeWeight, Routing};
 use crate::{Ctx, Error, MicroBatch};
 
@@ -15,8 +16,10 @@ const NAME: &str = "mlp";
 /// An MLP of a block.
 #[derive(Debug, Clone)]
 pub enum Ffn {
-    /// The same for all tokens.
-    Dense(Mlp),
+    /// Three matrices and a gate, the same for all tokens.
+    SwiGlu(SwiGluMlp),
+    /// Two matrices, with biases where the architecture has them, the same for all tokens.
+    Gelu(GeluMlp),
     /// For each token a few of many.
     Moe(MoeMlp),
 }
@@ -24,8 +27,10 @@ pub enum Ffn {
 /// What forward saves.
 #[derive(Debug)]
 pub enum FfnForward<Buf, Stat> {
-    /// Of [`Ffn::Dense`].
-    Dense(MlpForward<Buf>),
+    /// Of [`Ffn::SwiGlu`].
+    SwiGlu(SwiGluForward<Buf>),
+    /// Of [`Ffn::Gelu`].
+    Gelu(GeluForward<Buf>),
     /// Of [`Ffn::Moe`].
     Moe(MoeForward<Buf, Stat>),
 }
@@ -33,8 +38,10 @@ pub enum FfnForward<Buf, Stat> {
 /// What the weights' gradients need.
 #[derive(Debug)]
 pub enum FfnWeight<Buf, Stat> {
-    /// Of [`Ffn::Dense`].
-    Dense(MlpWeight<Buf>),
+    /// Of [`Ffn::SwiGlu`].
+    SwiGlu(SwiGluWeight<Buf>),
+    /// Of [`Ffn::Gelu`].
+    Gelu(GeluWeight<Buf>),
     /// Of [`Ffn::Moe`].
     Moe(MoeWeight<Buf, Stat>),
 }
@@ -44,7 +51,7 @@ impl<Buf, Stat> FfnForward<Buf, Stat> {
     #[must_use]
     pub fn routing(&self) -> Option<&Routing> {
         match self {
-            FfnForward::Dense(_) => None,
+            FfnForward::SwiGlu(_) | FfnForward::Gelu(_) => None,
             FfnForward::Moe(saved) => Some(saved.routing()),
         }
     }
@@ -52,7 +59,8 @@ impl<Buf, Stat> FfnForward<Buf, Stat> {
     /// Lets go what is cheap to make again.
     pub(crate) fn let_go(&mut self) {
         match self {
-            FfnForward::Dense(saved) => saved.let_go(),
+            FfnForward::SwiGlu(saved) => saved.let_go(),
+            FfnForward::Gelu(saved) => saved.let_go(),
             FfnForward::Moe(saved) => saved.let_go(),
         }
     }
@@ -65,7 +73,10 @@ impl Ffn {
     /// [`Error::Layout`] where the experts cannot be dealt to ep.
     pub fn new(mesh: &DeviceMesh, name: &str, spec: &BlockSpec) -> Result<Self, Error> {
         let Some(moe) = &spec.moe else {
-            return Ok(Ffn::Dense(Mlp::new(mesh, name, spec)?));
+            return Ok(match spec.architecture.mlp {
+                MlpKind::SwiGlu => Ffn::SwiGlu(SwiGluMlp::new(mesh, name, spec)?),
+                MlpKind::Gelu => Ffn::Gelu(GeluMlp::new(mesh, name, spec)?),
+            });
         };
         let shape = MoeShape {
             hidden: spec.hidden,
@@ -79,7 +90,8 @@ impl Ffn {
     #[must_use]
     pub fn params(&self) -> Vec<ParamSpec> {
         match self {
-            Ffn::Dense(mlp) => mlp.params(),
+            Ffn::SwiGlu(mlp) => mlp.params(),
+            Ffn::Gelu(mlp) => mlp.params(),
             Ffn::Moe(moe) => moe.params(),
         }
     }
@@ -101,9 +113,13 @@ impl Ffn {
         E: Scalar,
     {
         Ok(match self {
-            Ffn::Dense(mlp) => {
+            Ffn::SwiGlu(mlp) => {
                 let (y, saved) = mlp.forward(ctx, batch, params, x_td)?;
-                (y, FfnForward::Dense(saved))
+                (y, FfnForward::SwiGlu(saved))
+            }
+            Ffn::Gelu(mlp) => {
+                let (y, saved) = mlp.forward(ctx, batch, params, x_td)?;
+                (y, FfnForward::Gelu(saved))
             }
             Ffn::Moe(moe) => {
                 let (y, saved) = moe.forward(ctx, batch, params, x_td)?;
@@ -126,7 +142,8 @@ impl Ffn {
         E: Scalar,
     {
         match (self, saved) {
-            (_, FfnForward::Dense(saved)) => Mlp::remake::<B, E>(ctx.device, saved, x_td),
+            (_, FfnForward::SwiGlu(saved)) => SwiGluMlp::remake::<B, E>(ctx.device, saved, x_td),
+            (_, FfnForward::Gelu(saved)) => GeluMlp::remake::<B, E>(ctx.device, saved, x_td),
             (Ffn::Moe(moe), FfnForward::Moe(saved)) => moe.remake(ctx, batch, saved, x_td),
             _ => Err(foreign()),
         }
@@ -150,9 +167,13 @@ impl Ffn {
         E: Scalar,
     {
         Ok(match (self, saved) {
-            (Ffn::Dense(mlp), FfnForward::Dense(saved)) => {
+            (Ffn::SwiGlu(mlp), FfnForward::SwiGlu(saved)) => {
                 let (dx, saved) = mlp.backward_input(ctx, batch, params, saved, dy_td)?;
-                (dx, FfnWeight::Dense(saved))
+                (dx, FfnWeight::SwiGlu(saved))
+            }
+            (Ffn::Gelu(mlp), FfnForward::Gelu(saved)) => {
+                let (dx, saved) = mlp.backward_input(ctx, batch, params, saved, dy_td)?;
+                (dx, FfnWeight::Gelu(saved))
             }
             (Ffn::Moe(moe), FfnForward::Moe(saved)) => {
                 let (dx, saved) = moe.backward_input(ctx, batch, params, saved, dy_td)?;
@@ -180,7 +201,10 @@ impl Ffn {
         E: Scalar,
     {
         match (self, saved) {
-            (Ffn::Dense(mlp), FfnWeight::Dense(saved)) => {
+            (Ffn::SwiGlu(mlp), FfnWeight::SwiGlu(saved)) => {
+                mlp.backward_weight(ctx, batch, saved, dy_td, grads)
+            }
+            (Ffn::Gelu(mlp), FfnWeight::Gelu(saved)) => {
                 mlp.backward_weight(ctx, batch, saved, dy_td, grads)
             }
             (Ffn::Moe(moe), FfnWeight::Moe(saved)) => {

@@ -76,7 +76,7 @@ pub use head::{Head, HeadSpec};
 pub use layer::{Ctx, Layer, MicroBatch};
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use loss::VocabParallelCrossEntropy;
-pub use mlp::{GeluMlp, Mlp, SwiGluMlp};
+pub use mlp::{GeluMlp, SwiGluMlp};
 pub use moe::{MoeMlp, MoeShape, MoeSpec};
 pub use norm::{NormKind, RowNorm};
 pub use recompute::Recompute;

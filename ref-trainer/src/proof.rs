@@ -13,7 +13,7 @@ use quintet_collectives::transport::local::World;
 use quintet_kernels::{Cpu, Scalar, bf16};
 use quintet_planner::traffic::{self, Routing};
 
-use crate::compare::{Difference, Tensors, compare, compare_above, relative_scalar};
+use crate::compare::{Difference, Tensors};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
@@ -22,8 +22,8 @@ use crate::rank::{Begin, Rank};
 use crate::record::Step;
 use crate::report::{EqualityRow, EqualityTable, Losses};
 use crate::schedule_lr::learning_rate;
-use crate::tolerance::{Each, SEEDS, bounds, floor, units};
-use crate::verify::{OracleOptimizer, predicted_rows, predicted_step, twin_of};
+use crate::tolerance::{Each, bounds};
+use crate::verify::{Apart, OracleOptimizer, condition, predicted_rows, predicted_step, twin_of};
 
 /// One step of a run with the state it began from.
 #[derive(Debug, Clone)]
@@ -57,27 +57,13 @@ pub fn prove(
         let (truth, went) = oracle_step(job, samples, proof, Rounding::none())?;
         let twin = twin_step(&twin_of(job), samples, proof)?;
         routed.add(job, proof, &truth, went)?;
-        let floor = floor(job.dtype);
-        let mut scatter = Each::default();
-        let (unit, wide) = units(job.dtype);
-        for seed in 0..SEEDS {
-            let rounding = Rounding::of(unit, wide, seed);
-            let (moved, _) = oracle_step(job, samples, proof, rounding)?;
-            let [loss, grads, norm, params] =
-                distances(&moved, &truth, floor).map(|(_, _, d)| d.relative);
-            scatter = scatter.max(Each {
-                loss,
-                grads,
-                norm,
-                params,
-                aux: 0.0,
-            });
-        }
+        let scatter = condition(job, std::slice::from_ref(&truth), |rounding| {
+            Ok(vec![oracle_step(job, samples, proof, rounding)?.0])
+        })?;
         let bounds = bounds(job, scatter);
-        let bounds = [bounds.loss, bounds.grads, bounds.norm, bounds.params];
         let (ours, number) = (&proof.step, proof.number);
-        rows.extend(rows_against(ours, &truth, number, "", floor, &bounds));
-        rows.extend(rows_against(ours, &twin, number, "twin ", floor, &bounds));
+        rows.extend(rows_against(job, ours, &truth, number, "", &bounds));
+        rows.extend(rows_against(job, ours, &twin, number, "twin ", &bounds));
         losses.push(Losses {
             step: number,
             ours: ours.loss,
@@ -152,42 +138,23 @@ fn proven(group: &str) -> String {
     format!("{group} (steps above)")
 }
 
-/// Loss, gradients, norm and parameters of two steps: name, our value, difference.
-fn distances(
-    ours: &Step,
-    other: &Step,
-    floor: f64,
-) -> [(&'static str, Option<f64>, Difference); 4] {
-    let scalar = |x: f64, r: f64| Difference {
-        relative: relative_scalar(x, r),
-        worst: String::new(),
-        bit_equal: x.to_bits() == r.to_bits(),
-    };
-    [
-        ("loss", Some(ours.loss), scalar(ours.loss, other.loss)),
-        (
-            "gradients",
-            None,
-            compare_above(&ours.grads, &other.grads, floor),
-        ),
-        (
-            "gradient norm",
-            Some(ours.norm),
-            scalar(ours.norm, other.norm),
-        ),
-        ("parameters", None, compare(&ours.params, &other.params)),
-    ]
-}
-
+/// Loss, gradients, norm and parameters of a step beside those of another.
 fn rows_against(
+    job: &Job,
     ours: &Step,
     other: &Step,
     step: u64,
     who: &str,
-    floor: f64,
-    bounds: &[f64; 4],
+    bounds: &Each,
 ) -> Vec<EqualityRow> {
-    let row = |((name, value, d), bound): ((&str, _, Difference), f64)| {
+    let apart = Apart::of(job, ours, other);
+    let rows = [
+        ("loss", Some(ours.loss), apart.loss, bounds.loss),
+        ("gradients", None, apart.grads, bounds.grads),
+        ("gradient norm", Some(ours.norm), apart.norm, bounds.norm),
+        ("parameters", None, apart.params, bounds.params),
+    ];
+    let row = |(name, value, d, bound): (&str, _, Difference, f64)| {
         let named = !d.bit_equal && !d.worst.is_empty();
         let place = if named {
             format!(" (worst: {})", d.worst)
@@ -203,11 +170,7 @@ fn rows_against(
             bit_equal: d.bit_equal,
         }
     };
-    distances(ours, other, floor)
-        .into_iter()
-        .zip(*bounds)
-        .map(row)
-        .collect()
+    rows.map(row).into()
 }
 
 /// The oracle's step from the same state, and where its tokens went.

@@ -18,7 +18,7 @@ use quintet_planner::memory::{Activations, routed};
 use quintet_planner::states::{self, Bytes, Memory};
 use quintet_planner::traffic::{self, Routing, WireTypes};
 
-pub use reference::{OracleOptimizer, OracleRule, distances, scatter};
+pub use reference::{Apart, OracleOptimizer, OracleRule, condition, distances, scatter};
 pub use verdict::{BitEqual, Held, Verdict};
 
 use crate::choice::choice;

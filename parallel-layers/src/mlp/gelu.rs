@@ -35,8 +35,8 @@ pub struct GeluForward<Buf> {
 }
 
 impl<Buf> GeluForward<Buf> {
-    /// As [`super::MlpForward::let_go`].
-    pub(super) fn let_go(&mut self) {
+    /// Lets go what is cheap to make again.
+    pub(crate) fn let_go(&mut self) {
         self.s.let_go();
         self.x.let_go();
     }
@@ -112,7 +112,7 @@ impl GeluMlp {
     }
 
     /// Makes again what was let go; `x` makes the input.
-    pub(super) fn remake<B: Pointwise, E: Scalar>(
+    pub(crate) fn remake<B: Pointwise, E: Scalar>(
         device: &B,
         saved: &mut GeluForward<B::Buf<E>>,
         x: impl FnOnce() -> Result<B::Buf<E>, Error>,

@@ -4,7 +4,7 @@ use quintet_collectives::{DeviceMesh, ParamSpec, Placement};
 use quintet_kernels::{Backend, Cpu, CpuBuf, Tag};
 use quintet_parallel_layers::region::Region;
 use quintet_parallel_layers::{
-    Block, BlockSpec, ColumnParallelLinear, Error, Head, Layer, Mlp, MoeMlp, MoeShape, MoeSpec,
+    Block, BlockSpec, ColumnParallelLinear, Error, Ffn, Head, Layer, MoeMlp, MoeShape, MoeSpec,
     RowParallelLinear, SelfAttention, VocabParallelEmbedding,
 };
 
@@ -141,8 +141,8 @@ pub fn attention(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<S
     model(layer, mesh, tokens, spec)
 }
 
-pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<Mlp> {
-    let layer = Mlp::new(mesh, "mlp", spec).unwrap();
+pub fn mlp(mesh: &DeviceMesh, tokens: Tokens, spec: &BlockSpec) -> Model<Ffn> {
+    let layer = Ffn::new(mesh, "mlp", spec).unwrap();
     model(layer, mesh, tokens, spec)
 }
 
@@ -269,7 +269,7 @@ macro_rules! branch {
 }
 
 branch!(SelfAttention);
-branch!(Mlp);
+branch!(Ffn);
 branch!(MoeMlp);
 
 impl Pass for VocabParallelEmbedding {

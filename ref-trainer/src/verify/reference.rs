@@ -14,7 +14,7 @@ use crate::load::Load;
 use crate::oracle::{self, AdamW, Params, Rounding, Sgd, Ties, Way};
 use crate::record::{Choices, Step};
 use crate::schedule_lr::learning_rate;
-use crate::tolerance::{Each, SEEDS, floor, tie, units};
+use crate::tolerance::{Each, SEEDS, SEEDS_OF_TENSORS, floor, tie, units};
 
 /// The oracle's steps, where its tokens went in each, and how many choices it made as told because
 /// they were ties; `told` are the choices of a layout in each step.
@@ -48,8 +48,7 @@ fn first_params(job: &Job) -> Params {
 }
 
 /// How far the oracle's steps move where each value on the way, and each parameter, is rounded once
-/// as in the job's type: the largest distances over a few draws of the roundings. `told` are the
-/// choices of a layout in each step.
+/// as in the job's type. `told` are the choices of a layout in each step.
 ///
 /// # Errors
 /// Where the oracle refuses the model or the data.
@@ -59,35 +58,61 @@ pub fn scatter(
     truth: &[Step],
     told: &[Choices],
 ) -> Result<Each, Failure> {
-    let mut most = Each::default();
-    for seed in 0..SEEDS {
-        let (unit, wide) = units(job.dtype);
+    condition(job, truth, |rounding| {
+        let mut params = first_params(job);
+        params.values_mut().for_each(|w| rounding.kept(w));
         let mut optimizer = OracleOptimizer {
-            rounding: Rounding::of(unit, wide, seed),
+            rounding,
             ..OracleOptimizer::new(job)
         };
-        let mut params = first_params(job);
-        let begin = params.values_mut();
-        begin.for_each(|w| optimizer.rounding.kept(w));
         let step = |step| {
             optimizer.told = told.get(step as usize - 1).cloned();
             optimizer.step(job, samples, step, &mut params)
         };
-        let steps: Vec<Step> = (1..=job.steps).map(step).collect::<Result<_, _>>()?;
-        // A norm moves by no more than the gradients together; by how much less is a matter of luck.
-        let norm = steps.iter().zip(truth).map(|(x, r)| {
-            let least = floor(job.dtype) * balance(job);
-            apart(&x.grads, &r.grads) / if r.norm < least { least } else { r.norm }
-        });
+        (1..=job.steps).map(step).collect()
+    })
+}
+
+/// The largest distances from `truth` over [`SEEDS`] draws of the roundings with which `again` does
+/// its steps again; those of tensors over the first [`SEEDS_OF_TENSORS`].
+///
+/// # Errors
+/// What `again` fails with.
+pub fn condition(
+    job: &Job,
+    truth: &[Step],
+    again: impl Fn(Rounding) -> Result<Vec<Step>, Failure>,
+) -> Result<Each, Failure> {
+    let mut most = Each::default();
+    let (unit, wide) = units(job.dtype);
+    for seed in 0..SEEDS {
+        let steps = again(Rounding::of(unit, wide, seed))?;
         let moved = distances(job, &steps, truth).0;
-        most = most.max(Each {
-            norm: norm.filter(|x| !x.is_nan()).fold(0.0, f64::max),
-            ..moved
+        let norm = || {
+            // It moves by no more than the gradients together; by how much less is a matter of luck.
+            let relative = steps.iter().zip(truth).map(|(x, r)| {
+                let least = floor(job.dtype) * balance(job);
+                apart(&x.grads, &r.grads) / if r.norm < least { least } else { r.norm }
+            });
+            relative.filter(|x| !x.is_nan()).fold(0.0, f64::max)
+        };
+        most = most.max(if seed < SEEDS_OF_TENSORS {
+            Each {
+                norm: norm(),
+                ..moved
+            }
+        } else {
+            let Each { loss, aux, .. } = moved;
+            Each {
+                loss,
+                aux,
+                ..Each::default()
+            }
         });
     }
     if truth.iter().any(|step| all_cancels(job, step)) {
         // The oracle's terms may cancel to the last bit where those of a layout do not.
-        let terms = units(job.dtype).0 / floor(job.dtype);
+        let terms = unit / floor(job.dtype);
         (most.grads, most.norm) = (most.grads.max(terms), most.norm.max(terms));
     }
     Ok(most)
@@ -221,25 +246,64 @@ fn all_cancels(job: &Job, step: &Step) -> bool {
 #[must_use]
 pub fn distances(job: &Job, steps: &[Step], truth: &[Step]) -> (Each, Difference) {
     let (mut most, mut worst) = (Each::default(), Difference::default());
-    let floor = floor(job.dtype);
-    let balance = balance(job);
     for (x, r) in steps.iter().zip(truth) {
-        // A loss is a difference of logits; that of what is known by heart is all rounding.
-        let least = if r.count > 0.0 { floor } else { 0.0 };
-        let grads = compare_sized(&x.grads, &r.grads, floor, balance);
-        let aux = relative_scalar(x.load.aux, r.load.aux);
-        most = most.max(Each {
-            loss: relative_scalar_above(x.loss, r.loss, least),
-            grads: grads.relative,
-            norm: relative_scalar_above(x.norm, r.norm, floor * balance),
-            params: compare(&x.params, &r.params).relative,
-            aux: aux.max(relative_scalar(x.load.z, r.load.z)),
-        });
-        if grads.relative >= worst.relative {
-            worst = grads;
+        let apart = Apart::of(job, x, r);
+        most = most.max(apart.each());
+        if apart.grads.relative >= worst.relative {
+            worst = apart.grads;
         }
     }
     (most, worst)
+}
+
+/// How far one step is from another of the same job.
+#[derive(Debug, Clone, Default)]
+pub struct Apart {
+    /// Of the loss.
+    pub loss: Difference,
+    /// Of the gradients.
+    pub grads: Difference,
+    /// Of their norm.
+    pub norm: Difference,
+    /// Of the parameters after the step.
+    pub params: Difference,
+    /// Of the losses of balance, the larger.
+    pub aux: f64,
+}
+
+impl Apart {
+    /// Of `x` from `r`.
+    #[must_use]
+    pub fn of(job: &Job, x: &Step, r: &Step) -> Self {
+        let (floor, balance) = (floor(job.dtype), balance(job));
+        // A loss is a difference of logits; that of what is known by heart is all rounding.
+        let least = if r.count > 0.0 { floor } else { 0.0 };
+        let scalar = |x: f64, r: f64, least| Difference {
+            relative: relative_scalar_above(x, r, least),
+            worst: String::new(),
+            bit_equal: x.to_bits() == r.to_bits(),
+        };
+        let (load, other) = (&x.load, &r.load);
+        Self {
+            loss: scalar(x.loss, r.loss, least),
+            grads: compare_sized(&x.grads, &r.grads, floor, balance),
+            norm: scalar(x.norm, r.norm, floor * balance),
+            params: compare(&x.params, &r.params),
+            aux: relative_scalar(load.aux, other.aux).max(relative_scalar(load.z, other.z)),
+        }
+    }
+
+    /// Its numbers alone.
+    #[must_use]
+    pub fn each(&self) -> Each {
+        Each {
+            loss: self.loss.relative,
+            grads: self.grads.relative,
+            norm: self.norm.relative,
+            params: self.params.relative,
+            aux: self.aux,
+        }
+    }
 }
 
 /// Where no token counts and routing is even, gradients are what is left of this.
