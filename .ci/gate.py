@@ -7,8 +7,8 @@
 NVRTC is exactly that of VERSION, from PyPI, in target/nvrtc (.ci/run makes it). Each listed kernel is compiled alone, as
 it is when it is first launched, for at most SECONDS of processor time. Registers, spilled bytes, stack and static shared
 memory are the assembler's; dynamic shared memory is the host's (checked against its specs by the unit test
-gpu::golden). In the SASS of the tensor-core kernels there are LDSM and HMMA, LDGSTS where rows are whole chunks, and
-neither LDL nor STL: nothing of them lies in local memory. What is allowed to spill stands in EXCEPTIONS with its reason.
+gpu::golden). In the SASS of the tensor-core kernels there are LDSM and HMMA, LDGSTS of 16 bytes where rows are whole chunks,
+and neither LDL nor STL: nothing of them lies in local memory. What is allowed to spill stands in EXCEPTIONS with its reason.
 
 Not listed: attention in f64, which is there to be compared with and not to be fast; its sums alone are more registers
 than there are. Attention in f32 is listed for sm_90 alone, its bf16 twin (unaligned rows) not. For sm_100 and sm_120
@@ -128,6 +128,8 @@ def sass_faults(module, kernel, cubin, folder):
     wide = not kernel.endswith("_narrow")
     want = {"LDSM", "HMMA"} | ({"LDGSTS"} if wide else set())
     faults = [f"{kernel}: no {code} in its SASS" for code in sorted(want - have)]
+    narrow = {code for code in re.findall(r"\bLDGSTS[\w.]*", run.stdout) if not code.endswith(".128")}
+    faults += [f"{kernel}: {code} in its SASS: a copy of less than 16 bytes" for code in sorted(narrow)]
     local = have & {"LDL", "STL"} if not may_spill(kernel) else set()
     return faults + [f"{kernel}: {code} in its SASS: something lies in local memory" for code in sorted(local)]
 

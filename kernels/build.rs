@@ -27,7 +27,7 @@ mod emulated {
         }
         own.compile("quintet_emulated");
 
-        // Kernels of the tests, for test programs only.
+        // Kernels of the tests, for test programs and the driver shim only.
         let planted = here.join("tests/emulated/kernels");
         if planted.is_dir() {
             let mut tests = compiler(&here);
@@ -38,6 +38,7 @@ mod emulated {
             tests.compile("quintet_planted");
             let library = out.join("libquintet_planted.a");
             println!("cargo:rustc-link-arg-tests={}", library.display());
+            println!("cargo:planted={}", out.display());
         }
     }
 

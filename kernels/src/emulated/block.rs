@@ -40,52 +40,61 @@ pub(super) enum Next {
     Stop,
 }
 
-/// A place in the kernel's source.
+/// A place in the kernel's source. Two numbers, which calls pass in registers: every access has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Site {
-    Unknown,
-    /// A return address.
-    Pc(usize),
-    /// A file's name in the kernel's own constants, and a line.
-    Line(*const c_char, i32),
+pub(super) struct Site {
+    /// A return address, or a file's name in the kernel's own constants.
+    at: usize,
+    /// A line of that file; 0 beside a return address.
+    line: i32,
 }
 
 impl Site {
+    /// None that is known.
+    pub(super) const UNKNOWN: Self = Self::pc(0);
+
+    pub(super) const fn pc(at: usize) -> Self {
+        Self { at, line: 0 }
+    }
+
+    pub(super) fn line(file: *const c_char, line: i32) -> Self {
+        Self {
+            at: file as usize,
+            line,
+        }
+    }
+
     /// `file:line`, where known. Needs more stack than a fiber has.
     pub(super) fn name(self) -> Option<String> {
-        match self {
-            Site::Unknown => None,
-            Site::Pc(pc) => {
-                let mut name = None;
-                backtrace::resolve(pc.saturating_sub(1) as *mut _, |symbol| {
-                    if let (None, Some(file), Some(line)) =
-                        (&name, symbol.filename(), symbol.lineno())
-                    {
-                        let file = file.file_name().unwrap_or(file.as_os_str());
-                        name = Some(format!("{}:{line}", file.to_string_lossy()));
-                    }
-                });
-                name
-            }
-            Site::Line(file, line) => {
-                if file.is_null() {
-                    return None;
-                }
-                // SAFETY: the pointer is a string literal of the kernel's file (__builtin_FILE).
-                let file = unsafe { CStr::from_ptr(file) }.to_string_lossy();
-                let file = file.rsplit('/').next().unwrap_or_default();
-                Some(format!("{file}:{line}"))
-            }
+        if self.at == 0 {
+            return None;
         }
+        if self.line == 0 {
+            let mut name = None;
+            backtrace::resolve(self.at.saturating_sub(1) as *mut _, |symbol| {
+                if let (None, Some(file), Some(line)) = (&name, symbol.filename(), symbol.lineno())
+                {
+                    let file = file.file_name().unwrap_or(file.as_os_str());
+                    name = Some(format!("{}:{line}", file.to_string_lossy()));
+                }
+            });
+            return name;
+        }
+        // SAFETY: the address is that of a string literal of the kernel's file (__builtin_FILE).
+        let file = unsafe { CStr::from_ptr(self.at as *const c_char) }.to_string_lossy();
+        let file = file.rsplit('/').next().unwrap_or_default();
+        Some(format!("{file}:{}", self.line))
+    }
+
+    /// Whether both are one place: inlining may give one call of the source several addresses and
+    /// file names, not lines.
+    pub(super) fn is(self, other: Self) -> bool {
+        self == other || self.line != 0 && self.line == other.line
     }
 
     /// A number that tells places apart.
     fn key(self) -> usize {
-        match self {
-            Site::Unknown => 0,
-            Site::Pc(pc) => pc,
-            Site::Line(file, line) => (file as usize).wrapping_mul(31) ^ line as usize,
-        }
+        self.at.wrapping_mul(31) ^ self.line as usize
     }
 }
 
@@ -131,6 +140,9 @@ struct Thread {
 struct Barrier {
     count: usize,
     arrived: Vec<Arrival>,
+    /// The threads among them, a bit each, and of each warp the first.
+    came: [u32; WARPS],
+    first_of: [Option<u16>; WARPS],
     released: Vec<Release>,
     call: i32,
 }
@@ -142,6 +154,20 @@ struct Arrival {
     waits: bool,
     value: i32,
     site: Site,
+}
+
+/// Warps of the largest block.
+const WARPS: usize = 1024 / LANES;
+
+/// What a warp's lanes wait for, so that a lane that comes need not look at each.
+#[derive(Debug, Default, Clone, Copy)]
+struct Warp {
+    /// Lanes that wait at a warp instruction.
+    waits: u32,
+    /// Lanes that have returned.
+    done: u32,
+    /// What those that wait came with, while it is the same.
+    all: Option<(Instr, u32)>,
 }
 
 /// An asynchronous copy that was not waited for yet.
@@ -165,6 +191,8 @@ pub(super) struct Run<'a> {
     pub(super) op: u32,
     pub(super) call: Call<'a>,
     pub(super) rng: Rng,
+    /// What is left of a random word, by which accesses pause; its highest bit ends it.
+    pauses: u64,
     pub(super) found: Option<Found>,
     pub(super) counting: Option<Counting>,
     shared_limit: usize,
@@ -177,6 +205,7 @@ pub(super) struct Run<'a> {
     block_idx: [u32; 3],
     clocks: Clocks,
     threads: Vec<Thread>,
+    warps: [Warp; WARPS],
     current: usize,
     ready: Vec<usize>,
     ready_at: usize,
@@ -208,17 +237,20 @@ impl<'a> Run<'a> {
             op,
             call,
             rng,
+            pauses: 0,
             found: None,
             counting: None,
             shared_limit,
             arena: lines(call.shared as usize + 2 * STATIC_LIMIT)?,
             shared: Vec::new(),
-            shared_sets: Sets::default(),
+            // Few: they stay where the processor finds them soon.
+            shared_sets: Sets::with_sweeps(1 << 14),
             shared_end: 0,
             block: 0,
             block_idx: [0; 3],
             clocks: Clocks::new(threads),
             threads: Vec::new(),
+            warps: [Warp::default(); WARPS],
             current: 0,
             ready: Vec::new(),
             ready_at: 0,
@@ -235,7 +267,7 @@ impl<'a> Run<'a> {
         self.threads.clear();
         self.threads.extend(stacks.map(|stack| Thread {
             wait: Wait::None,
-            site: Site::Unknown,
+            site: Site::UNKNOWN,
             answer: 0,
             instr: Instr::SyncWarp,
             mask: 0,
@@ -244,13 +276,13 @@ impl<'a> Run<'a> {
             stack,
             groups: 0,
         }));
+        self.warps = [Warp::default(); WARPS];
         self.clocks = Clocks::new(self.threads.len());
         self.ready = (0..self.threads.len()).collect();
         self.copies.clear();
         self.barriers.fill(Barrier::default());
-        poison(&mut self.arena);
         self.shared.clear();
-        self.shared_sets = Sets::default();
+        self.shared_sets.clear();
         self.shared_end = 0;
         if self.call.shared > 0 {
             self.add_shared(
@@ -274,6 +306,7 @@ impl<'a> Run<'a> {
     /// The current thread has returned.
     pub(super) fn finish_thread(&mut self) {
         self.threads[self.current].wait = Wait::Done;
+        self.warps[self.current / LANES].done |= 1 << (self.current % LANES);
         self.ready.swap_remove(self.ready_at);
     }
 
@@ -387,10 +420,21 @@ impl<'a> Run<'a> {
         self.ready.swap_remove(self.ready_at);
         let thread = &mut self.threads[self.current];
         (thread.wait, thread.site) = (wait, site);
+        if wait == Wait::Warp {
+            let came = Some((thread.instr, thread.mask));
+            let warp = &mut self.warps[self.current / LANES];
+            if warp.waits == 0 {
+                warp.all = came;
+            } else if warp.all != came {
+                warp.all = None;
+            }
+            warp.waits |= 1 << (self.current % LANES);
+        }
         Next::Pause
     }
 
     fn wake(&mut self, thread: usize) {
+        self.warps[thread / LANES].waits &= !(1 << (thread % LANES));
         self.threads[thread].wait = Wait::None;
         self.ready.push(thread);
     }
@@ -433,7 +477,7 @@ impl<'a> Run<'a> {
             place: found.place,
             other: found
                 .other
-                .map(|s| party(s.block(), s.thread(), Site::Unknown, s.op())),
+                .map(|s| party(s.block(), s.thread(), Site::UNKNOWN, s.op())),
         })
     }
 

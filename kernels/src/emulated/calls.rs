@@ -65,15 +65,23 @@ fn pause() {
 }
 
 fn access(at: usize, bytes: usize, write: bool, align: usize, site: Site) {
-    if ask(|run| run.pauses(at)) == Some(true) {
-        pause();
+    let asked = ask(|run| match run.pauses(at) {
+        true => None,
+        false => Some(run.access(at, bytes, write, align, site)),
+    });
+    match asked {
+        Some(None) => {
+            pause();
+            obey(ask(|run| run.access(at, bytes, write, align, site)));
+        }
+        Some(next) => obey(next),
+        None => {}
     }
-    obey(ask(|run| run.access(at, bytes, write, align, site)));
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn emu_access(at: usize, bytes: usize, write: i32, align: i32, pc: usize) {
-    access(at, bytes, write != 0, align as usize, Site::Pc(pc));
+    access(at, bytes, write != 0, align as usize, Site::pc(pc));
 }
 
 /// A wide load: `bytes` from `p` to the caller's own memory.
@@ -90,7 +98,7 @@ unsafe extern "C" fn emu_load(
         bytes as usize,
         false,
         bytes as usize,
-        Site::Line(file, line),
+        Site::line(file, line),
     );
     // SAFETY: `p` was checked; `to` is a local of the caller (ptx.cuh).
     unsafe { core::ptr::copy_nonoverlapping(p, to, bytes as usize) };
@@ -110,7 +118,7 @@ unsafe extern "C" fn emu_store(
         bytes as usize,
         true,
         bytes as usize,
-        Site::Line(file, line),
+        Site::line(file, line),
     );
     // SAFETY: as in emu_load.
     unsafe { core::ptr::copy_nonoverlapping(from, p, bytes as usize) };
@@ -138,7 +146,7 @@ unsafe extern "C" fn emu_shared(
     let name = name.to_str().unwrap_or("shared memory");
     let key = (file as usize, line, bytes, align);
     loop {
-        match ask(|run| run.static_shared(key, name, Site::Line(file, line))) {
+        match ask(|run| run.static_shared(key, name, Site::line(file, line))) {
             Some(Ok(at)) => return at as *mut c_void,
             Some(Err(next)) => obey(Some(next)),
             None => return core::ptr::null_mut(),
@@ -161,7 +169,7 @@ extern "C" fn emu_barrier(
     line: i32,
 ) -> i32 {
     obey(ask(|run| {
-        run.barrier((call, id, threads), value, Site::Line(file, line))
+        run.barrier((call, id, threads), value, Site::line(file, line))
     }));
     ask(|run| run.answer()).unwrap_or(0)
 }
@@ -197,7 +205,7 @@ unsafe extern "C" fn emu_warp(
     // SAFETY: host.cuh passes as many words as the instruction takes.
     unsafe {
         core::ptr::copy_nonoverlapping(values, input.as_mut_ptr(), ins);
-        warp(call, mask, input, out, outs, Site::Line(file, line));
+        warp(call, mask, input, out, outs, Site::line(file, line));
     }
 }
 
@@ -224,7 +232,7 @@ unsafe extern "C" fn emu_matrix(
             core::ptr::copy_nonoverlapping(regs, input[3..].as_mut_ptr(), n.min(4));
         }
         let outs = if store { 0 } else { n };
-        warp(call, u32::MAX, input, regs, outs, Site::Line(file, line));
+        warp(call, u32::MAX, input, regs, outs, Site::line(file, line));
     }
 }
 
@@ -244,7 +252,7 @@ unsafe extern "C" fn emu_mma(
         core::ptr::copy_nonoverlapping(a, input.as_mut_ptr(), 4);
         core::ptr::copy_nonoverlapping(b, input[4..].as_mut_ptr(), 2);
         core::ptr::copy_nonoverlapping(c, input[6..].as_mut_ptr(), 4);
-        warp(call, u32::MAX, input, d, 4, Site::Line(file, line));
+        warp(call, u32::MAX, input, d, 4, Site::line(file, line));
     }
 }
 
@@ -260,7 +268,7 @@ extern "C" fn emu_cp_async(
     if ask(|run| run.pauses(to)) == Some(true) {
         pause();
     }
-    let site = Site::Line(file, line);
+    let site = Site::line(file, line);
     obey(ask(|run| {
         run.copy(to, from, bytes as usize, from_bytes, site)
     }));
@@ -278,5 +286,5 @@ extern "C" fn emu_cp_wait(groups: u32) {
 
 #[unsafe(no_mangle)]
 extern "C" fn emu_trap(file: *const c_char, line: i32) {
-    obey(ask(|run| run.trap(Site::Line(file, line))));
+    obey(ask(|run| run.trap(Site::line(file, line))));
 }

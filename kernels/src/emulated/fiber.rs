@@ -10,6 +10,11 @@ use super::block::Run;
 use super::calls::{Entered, resume_as};
 use super::kernels::HostKernel;
 
+unsafe extern "C" {
+    /// Tells cuda/host.cc which stack is the running fiber's.
+    safe fn emu_stack(low: usize, bytes: usize);
+}
+
 /// Bytes of a fiber's stack, with a guard page below.
 const STACK: usize = 64 * 1024;
 
@@ -38,10 +43,11 @@ pub(super) fn run_block(
             None => DefaultStack::new(STACK)?,
         });
     }
-    run.start(
-        block,
-        stacks.iter().map(|s| (s.limit().get(), s.base().get())),
-    );
+    let bounds: Vec<(usize, usize)> = stacks
+        .iter()
+        .map(|s| (s.limit().get(), s.base().get()))
+        .collect();
+    run.start(block, bounds.iter().copied());
     let params = params.as_mut_ptr() as usize;
     let mut fibers: Vec<_> = stacks
         .into_iter()
@@ -59,6 +65,8 @@ pub(super) fn run_block(
     // SAFETY: `run` is the unique borrow of the caller; no reference made here lives across
     // `resume`, in which the kernel's calls make theirs.
     while let Some(thread) = unsafe { (*run).pick() } {
+        let (low, high) = bounds[thread];
+        emu_stack(low, high - low);
         let done = fibers[thread].resume(()).as_return().is_some();
         let run = unsafe { &mut *run };
         if run.found.is_some() {
@@ -68,6 +76,7 @@ pub(super) fn run_block(
             run.finish_thread();
         }
     }
+    emu_stack(0, 0);
     drop(entered);
     for mut fiber in fibers {
         if fiber.started() && !fiber.done() {

@@ -23,9 +23,16 @@ pub(super) fn lines(bytes: usize) -> Option<Box<[Line]>> {
     Some(lines.into_boxed_slice())
 }
 
-/// Poisons lines again.
-pub(super) fn poison(lines: &mut [Line]) {
-    lines.fill(POISON);
+/// Poisons `bytes` bytes of lines again, from `start` on.
+pub(super) fn poison(lines: &mut [Line], start: usize, bytes: usize) {
+    bytes_of(lines)[start..start + bytes].fill(POISON.0[0]);
+}
+
+/// Lines as bytes.
+fn bytes_of(lines: &mut [Line]) -> &mut [u8] {
+    let len = lines.len() * 1024;
+    // SAFETY: a Line is 1024 plain bytes without padding.
+    unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<u8>(), len) }
 }
 
 /// One allocation, or one array of shared memory.
@@ -75,28 +82,32 @@ impl Region {
     pub(super) fn bytes_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
         let start = at - self.base;
         match &mut self.data {
-            Some(lines) => {
-                // SAFETY: a Line is 1024 plain bytes without padding.
-                let all = unsafe {
-                    core::slice::from_raw_parts_mut(
-                        lines.as_mut_ptr().cast::<u8>(),
-                        lines.len() * 1024,
-                    )
-                };
-                &mut all[start..start + len]
-            }
+            Some(lines) => &mut bytes_of(lines)[start..start + len],
             None => &mut [],
         }
     }
 }
 
+const FOUND: usize = 64;
+
 /// All allocations of a device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Memory {
     /// By base.
     regions: Vec<Region>,
-    last: usize,
+    /// Where addresses were found last, by some bits of them.
+    found: [usize; FOUND],
     pub(super) sets: Sets,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            regions: Vec::new(),
+            found: [0; FOUND],
+            sets: Sets::default(),
+        }
+    }
 }
 
 impl Memory {
@@ -124,13 +135,12 @@ impl Memory {
             let starts = self.regions.get(i).is_some_and(|r| r.base <= at);
             starts && self.regions.get(i + 1).is_none_or(|next| next.base > at)
         };
-        if !fits(self.last) {
-            self.last = self
-                .regions
-                .partition_point(|r| r.base <= at)
-                .checked_sub(1)?;
+        let found = &mut self.found[at / 1024 % FOUND];
+        if !fits(*found) {
+            let after = self.regions.partition_point(|r| r.base <= at);
+            *found = after.checked_sub(1)?;
         }
-        Some(self.last)
+        Some(*found)
     }
 
     /// The live region that holds `bytes` bytes at `at`, with the sets of readers.
@@ -165,7 +175,9 @@ impl Memory {
 
     /// Shrinks the sets of readers to what later operations need, where there are many.
     pub(super) fn tidy(&mut self) {
-        let shadows = self.regions.iter_mut().map(|r| &mut r.shadow);
-        self.sets.sweep(shadows, true);
+        if self.sets.are_many() {
+            let shadows = self.regions.iter_mut().map(|r| &mut r.shadow);
+            self.sets.sweep(shadows, true);
+        }
     }
 }

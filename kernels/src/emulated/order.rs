@@ -159,6 +159,7 @@ impl Clocks {
     }
 
     /// Whether what `other` did at `clock` is seen by `thread`.
+    #[inline]
     pub(super) fn before(&self, other: usize, clock: u16, thread: usize) -> bool {
         other == thread || self.known[thread][other] >= clock
     }

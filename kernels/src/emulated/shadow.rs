@@ -77,6 +77,7 @@ pub(super) struct Now<'a> {
 }
 
 impl Now<'_> {
+    #[inline]
     fn after(&self, other: Stamp) -> bool {
         if other.op() != self.stamp.op() {
             return other.0 == NOBODY || self.ops.before(other.op());
@@ -123,12 +124,19 @@ struct Cell {
     reader: u64,
 }
 
-/// The shadow of one allocation.
+/// The shadow of one allocation, as coarse as its touches: bytes that every touch so far took
+/// together share a cell. Nothing is lost by it, for their records are the same.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     cells: Vec<Cell>,
     state: Vec<u8>,
+    bytes: usize,
+    /// Bytes of a cell, as a power of two.
+    grain: u32,
 }
+
+/// Bytes of a cell before the first touch: the widest access.
+const GRAIN: u32 = 4;
 
 impl Shadow {
     pub(super) fn new(bytes: usize) -> Self {
@@ -137,16 +145,52 @@ impl Shadow {
 
     /// `None` where the host has no memory for it.
     pub(super) fn try_new(bytes: usize) -> Option<Self> {
-        let mut shadow = Self::default();
-        shadow.cells.try_reserve_exact(bytes).ok()?;
-        shadow.state.try_reserve_exact(bytes).ok()?;
+        let mut shadow = Self {
+            bytes,
+            grain: GRAIN,
+            ..Self::default()
+        };
+        let n = bytes.div_ceil(1 << GRAIN);
+        shadow.cells.try_reserve_exact(n).ok()?;
+        shadow.state.try_reserve_exact(n).ok()?;
         let cell = Cell {
             writer: Stamp(NOBODY),
             reader: NOBODY,
         };
-        shadow.cells.resize(bytes, cell);
-        shadow.state.resize(bytes, 0);
+        shadow.cells.resize(n, cell);
+        shadow.state.resize(n, 0);
         Some(shadow)
+    }
+
+    /// The cells of a range of bytes, split first where the range cuts one.
+    fn cells_of(&mut self, range: &Range<usize>) -> Range<usize> {
+        if range.is_empty() {
+            return 0..0;
+        }
+        let end = if range.end == self.bytes {
+            0
+        } else {
+            range.end
+        };
+        let grain = (range.start | end).trailing_zeros();
+        if grain < self.grain {
+            self.split(grain);
+        }
+        range.start >> self.grain..range.end.div_ceil(1 << self.grain)
+    }
+
+    #[cold]
+    fn split(&mut self, grain: u32) {
+        fn each<T: Copy>(old: &[T], times: usize, n: usize) -> Vec<T> {
+            let mut new = Vec::with_capacity(n);
+            let repeated = old.iter().flat_map(|x| std::iter::repeat_n(*x, times));
+            new.extend(repeated.take(n));
+            new
+        }
+        let (times, n) = (1 << (self.grain - grain), self.bytes.div_ceil(1 << grain));
+        self.cells = each(&self.cells, times, n);
+        self.state = each(&self.state, times, n);
+        self.grain = grain;
     }
 
     /// Forgets who touched what, not what is written.
@@ -158,7 +202,7 @@ impl Shadow {
 
     /// Moves the sets of readers from `old` to `sets`, without what nobody refers to; where the
     /// operations in them are over, without what a later one need not know.
-    fn collapse(&mut self, sets: &mut Sets, old: &Sets, over: bool) {
+    fn collapse(&mut self, sets: &mut Sets, old: &[Node], over: bool) {
         let mut last = (NOBODY, NOBODY);
         for cell in &mut self.cells {
             if cell.reader & SET == SET {
@@ -170,16 +214,21 @@ impl Shadow {
         }
     }
 
-    /// Copies which bytes are written, for a copy of the bytes themselves.
+    /// Copies which bytes are written, for a copy of the bytes themselves, which has just written
+    /// them all.
     pub(super) fn copy_written(&mut self, at: usize, from: &[bool]) {
+        if from.iter().all(|&written| written) {
+            return;
+        }
+        self.split(0);
         for (state, &written) in self.state[at..].iter_mut().zip(from) {
             *state = if written { WRITTEN } else { 0 };
         }
     }
 
     pub(super) fn written(&self, range: Range<usize>) -> Vec<bool> {
-        let state = &self.state[range];
-        state.iter().map(|s| s & WRITTEN != 0).collect()
+        let written = |i: usize| self.state[i >> self.grain] & WRITTEN != 0;
+        range.map(written).collect()
     }
 
     /// Checks a touch of `range` and records it. An objection names the first byte; bytes before
@@ -192,17 +241,30 @@ impl Shadow {
         sets: &mut Sets,
         care_unwritten: bool,
     ) -> Result<(), (usize, Objection)> {
+        let range = self.cells_of(&range);
+        let grain = self.grain;
+        if range.len() == 1 {
+            let (cell, state) = (&mut self.cells[range.start], &mut self.state[range.start]);
+            return match next((*cell, *state), touch, now, sets, care_unwritten) {
+                Ok(new) => {
+                    (*cell, *state) = new;
+                    Ok(())
+                }
+                Err(objection) => Err((range.start << grain, objection)),
+            };
+        }
         let mut last: Option<((Cell, u8), (Cell, u8))> = None;
-        for i in range {
-            let old = (self.cells[i], self.state[i]);
+        let cells = self.cells[range.clone()].iter_mut();
+        for (i, (cell, state)) in cells.zip(&mut self.state[range.clone()]).enumerate() {
+            let old = (*cell, *state);
             let new = match last {
                 Some((same, new)) if same == old => new,
                 _ => match next(old, touch, now, sets, care_unwritten) {
                     Ok(new) => new,
-                    Err(objection) => return Err((i, objection)),
+                    Err(objection) => return Err(((range.start + i) << grain, objection)),
                 },
             };
-            (self.cells[i], self.state[i]) = new;
+            (*cell, *state) = new;
             last = Some((old, new));
         }
         Ok(())
@@ -210,6 +272,7 @@ impl Shadow {
 }
 
 /// A byte's record after a touch.
+#[inline]
 fn next(
     (mut cell, mut state): (Cell, u8),
     touch: Touch,
@@ -246,11 +309,16 @@ fn next(
 }
 
 /// Sets of readers, as chains: a set is its latest reader and the set before it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Sets {
     nodes: Vec<Node>,
+    /// Room for the next sweep, and for what a set is made of.
+    spare: Vec<Node>,
+    kept: Vec<Stamp>,
     /// Nodes after the last sweep.
     swept: usize,
+    /// Nodes that are worth a sweep.
+    many: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -263,48 +331,74 @@ pub(super) struct Node {
     two_blocks: bool,
 }
 
-/// Nodes that are worth a sweep.
-const MANY: usize = 1 << 20;
 /// A set this deep is looked through for readers that need not be remembered.
 const DEEP: u32 = 512;
 
-impl Sets {
-    /// Sweeps the shadows' sets where many nodes were added since the last time.
-    pub(super) fn sweep<'a>(&mut self, shadows: impl Iterator<Item = &'a mut Shadow>, over: bool) {
-        if self.nodes.len() < 2 * self.swept + MANY {
-            return;
+/// A set's node, where it is one.
+fn node(nodes: &[Node], reader: u64) -> Option<Node> {
+    match reader & SET {
+        SET => nodes.get((reader & !SET) as usize).copied(),
+        _ => None,
+    }
+}
+
+fn members(nodes: &[Node], reader: u64) -> impl Iterator<Item = Stamp> {
+    let mut at = reader;
+    std::iter::from_fn(move || match node(nodes, at) {
+        Some(node) => {
+            at = node.rest;
+            Some(node.stamp)
         }
-        let old = std::mem::take(self);
+        None if at == NOBODY => None,
+        None => Some(Stamp(std::mem::replace(&mut at, NOBODY))),
+    })
+}
+
+impl Default for Sets {
+    fn default() -> Self {
+        Self::with_sweeps(1 << 20)
+    }
+}
+
+impl Sets {
+    /// Sets that are swept where `many` nodes have come since the last time.
+    pub(super) fn with_sweeps(many: usize) -> Self {
+        Self {
+            nodes: Vec::new(),
+            spare: Vec::new(),
+            kept: Vec::new(),
+            swept: 0,
+            many,
+        }
+    }
+
+    /// Forgets all of them.
+    pub(super) fn clear(&mut self) {
+        self.nodes.clear();
+        self.swept = 0;
+    }
+
+    /// Whether many nodes were added since the last sweep.
+    pub(super) fn are_many(&self) -> bool {
+        self.nodes.len() >= 2 * self.swept + self.many
+    }
+
+    /// Keeps the sets that the shadows have, and of them what they need.
+    pub(super) fn sweep<'a>(&mut self, shadows: impl Iterator<Item = &'a mut Shadow>, over: bool) {
+        let old = std::mem::replace(&mut self.nodes, std::mem::take(&mut self.spare));
         for shadow in shadows {
             shadow.collapse(self, &old, over);
         }
         self.swept = self.nodes.len();
-    }
-
-    fn node(&self, reader: u64) -> Option<Node> {
-        match reader & SET {
-            SET => self.nodes.get((reader & !SET) as usize).copied(),
-            _ => None,
-        }
-    }
-
-    fn members(&self, reader: u64) -> impl Iterator<Item = Stamp> {
-        let mut at = reader;
-        std::iter::from_fn(move || match self.node(at) {
-            Some(node) => {
-                at = node.rest;
-                Some(node.stamp)
-            }
-            None if at == NOBODY => None,
-            None => Some(Stamp(std::mem::replace(&mut at, NOBODY))),
-        })
+        self.spare = old;
+        self.spare.clear();
     }
 
     fn push(&mut self, rest: u64, stamp: Stamp) -> u64 {
         if rest == NOBODY {
             return stamp.0;
         }
-        let (before, depth, two_blocks) = match self.node(rest) {
+        let (before, depth, two_blocks) = match node(&self.nodes, rest) {
             Some(node) => (node.stamp, node.depth, node.two_blocks),
             None => (Stamp(rest), 1, false),
         };
@@ -324,37 +418,44 @@ impl Sets {
         if reader == me.0 || reader == NOBODY {
             return me.0;
         }
-        let (last, depth) = match self.node(reader) {
-            Some(node) if node.stamp == me => return reader,
-            Some(node) if node.two_blocks && node.stamp.op() == me.op() => return reader,
-            Some(node) => (node.stamp, node.depth),
-            None => (Stamp(reader), 1),
+        let Some(last) = node(&self.nodes, reader) else {
+            // One reader.
+            return match now.after(Stamp(reader)) {
+                true => me.0,
+                false => self.push(reader, me),
+            };
         };
-        if !now.after(last) && depth % DEEP != 0 {
+        if last.stamp == me || last.two_blocks && last.stamp.op() == me.op() {
+            return reader;
+        }
+        if !now.after(last.stamp) && !last.depth.is_multiple_of(DEEP) {
             return self.push(reader, me);
         }
-        let left = self.keep(reader, |s| !now.after(s));
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.extend(members(&self.nodes, reader).filter(|&s| !now.after(s)));
+        let left = self.set_of(&mut kept);
+        self.kept = kept;
         self.push(left, me)
     }
 
-    /// The members that `want` wants, as a set of their own.
-    fn keep(&mut self, reader: u64, want: impl Fn(Stamp) -> bool) -> u64 {
-        let kept: Vec<Stamp> = self.members(reader).filter(|&s| want(s)).collect();
-        let last_first = kept.into_iter().rev();
+    /// The set of these members, the latest first; they are taken out.
+    fn set_of(&mut self, members: &mut Vec<Stamp>) -> u64 {
+        let last_first = members.drain(..).rev();
         last_first.fold(NOBODY, |rest, stamp| self.push(rest, stamp))
     }
 
     /// `reader` of `old`, in these sets: all of it while its operation runs, two members for each
     /// operation after it.
-    fn adopt(&mut self, old: &Sets, reader: u64, over: bool) -> u64 {
-        let mut kept: Vec<Stamp> = Vec::new();
-        for s in old.members(reader) {
+    fn adopt(&mut self, old: &[Node], reader: u64, over: bool) -> u64 {
+        let mut kept = std::mem::take(&mut self.kept);
+        for s in members(old, reader) {
             if !over || kept.iter().filter(|k| k.op() == s.op()).count() < 2 {
                 kept.push(s);
             }
         }
-        let last_first = kept.into_iter().rev();
-        last_first.fold(NOBODY, |rest, stamp| self.push(rest, stamp))
+        let set = self.set_of(&mut kept);
+        self.kept = kept;
+        set
     }
 
     /// A reader that is not ordered before `now`.
@@ -362,7 +463,7 @@ impl Sets {
         if reader == NOBODY || reader == now.stamp.0 {
             return None;
         }
-        self.members(reader).find(|&s| !now.after(s))
+        members(&self.nodes, reader).find(|&s| !now.after(s))
     }
 }
 
@@ -451,6 +552,60 @@ mod tests {
         }
         w.ops.seen[2] = 1;
         w.touch(Touch::Write, (3, 0, 0)).unwrap();
+    }
+
+    /// Touches of any place and width, of a shadow with a cell a byte and of one that begins coarse:
+    /// the same answers, whatever came before.
+    #[test]
+    fn coarse_cells_answer_as_bytes_do() {
+        use super::super::rng::Rng;
+        const BYTES: usize = 70;
+        let mut coarse_at_the_end = 0;
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let widest = 1 << rng.below(5);
+            let mut fine = World::new();
+            fine.shadow = Shadow::new(BYTES);
+            fine.shadow.split(0);
+            let mut coarse = World::new();
+            coarse.shadow = Shadow::new(BYTES);
+            for _ in 0..60 {
+                let bytes = widest << rng.below(2);
+                let at = rng.below(BYTES / widest) * widest;
+                let range = at..(at + bytes).min(BYTES);
+                let touch = match rng.below(8) {
+                    0 => Touch::Start,
+                    1 => Touch::Land,
+                    2..5 => Touch::Write,
+                    _ => Touch::Read,
+                };
+                let who = (1 + rng.below(2) as u32, 0, rng.below(4));
+                let answers = [&mut fine, &mut coarse].map(|w| {
+                    let now = Now {
+                        stamp: Stamp::new(who.0, who.1, who.2, w.clocks.now(who.2)),
+                        ops: &w.ops,
+                        clocks: &w.clocks,
+                    };
+                    w.shadow
+                        .touch(range.clone(), touch, &now, &mut w.sets, true)
+                });
+                assert_eq!(answers[0], answers[1], "seed {seed}");
+                if rng.one_in(4) {
+                    let rule = Meeting::BarSync.rule();
+                    for w in [&mut fine, &mut coarse] {
+                        w.clocks.meet(&[0, 1, 2, 3], rule).unwrap();
+                    }
+                }
+                let written = [&fine, &coarse].map(|w| w.shadow.written(0..BYTES));
+                assert_eq!(written[0], written[1]);
+            }
+            assert!(
+                1 << coarse.shadow.grain >= widest,
+                "no finer than it is touched"
+            );
+            coarse_at_the_end += u32::from(coarse.shadow.grain > 0);
+        }
+        assert!(coarse_at_the_end > 100, "{coarse_at_the_end}");
     }
 
     #[test]

@@ -42,6 +42,7 @@ mod rope;
 mod streams;
 #[path = "../matrix_laws/support.rs"]
 mod support;
+mod traffic;
 
 use quintet_kernels::emulated::{Emulated, HostModule};
 use quintet_kernels::launch::Arch;

@@ -272,6 +272,65 @@ pub fn rows_there_and_back<B: Permute, E: Float>(device: &B) {
             assert_eq!(dot(&gathered, &x), dot(&dy, &plain));
         }
     }
+    // A row by elements, and one by wider moves.
+    no_row_is_zeros::<B, E>(device, 3);
+    no_row_is_zeros::<B, E>(device, 16);
+}
+
+/// Below 0 and beyond the last there are rows of zeros, either way.
+fn no_row_is_zeros<B: Permute, E: Float>(device: &B, width: usize) {
+    let (x, dy) = (
+        Draw::new(1).whole(2 * width, 3),
+        Draw::new(2).whole(2 * width, 3),
+    );
+    let row = |of: &[f64], r: i32, by: f64| -> Vec<f64> {
+        let there = of.chunks(width).nth(r as usize);
+        there.map_or(vec![0.0; width], |x| x.iter().map(|x| by * x).collect())
+    };
+    let [x_, dy_] = [&x, &dy].map(|v| up::<B, E>(device, v));
+    let index = [-1, 1, 2, 0, i32::MIN, i32::MAX];
+    let index_r = up_raw(device, &index);
+    let mut y = unset::<B, E>(device, index.len() * width);
+    let (at, of) = (B::whole(&index_r), B::whole(&x_));
+    device
+        .gather_rows::<E>(width, at, of, B::whole_mut(&mut y))
+        .unwrap();
+    let want: Vec<f64> = index.iter().flat_map(|&r| row(&x, r, 1.0)).collect();
+    assert_eq!(down::<B, E>(device, &y), want);
+
+    let (rows_tk, pairs_r) = (up_raw(device, &[-1, 1, 2, 0]), up_raw(device, &[-1, 4]));
+    let by = Combine {
+        tokens: 2,
+        topk: 2,
+        width,
+        rows_tk: B::whole(&rows_tk),
+        pairs_r: B::whole(&pairs_r),
+    };
+    let w = up::<B, E::Acc>(device, &[1.0, 2.0, 3.0, 4.0]);
+    let mut y = unset::<B, E>(device, 2 * width);
+    device
+        .combine::<E>(by, Some(B::whole(&w)), B::whole(&x_), B::whole_mut(&mut y))
+        .unwrap();
+    let want = [row(&x, 1, 2.0), row(&x, 0, 4.0)].concat();
+    assert_eq!(down::<B, E>(device, &y), want);
+    let (mut dx, mut dw) = (
+        unset::<B, E>(device, 2 * width),
+        unset::<B, E::Acc>(device, 4),
+    );
+    let ins = (B::whole(&w), B::whole(&x_));
+    device
+        .combine_backward::<E>(
+            by,
+            ins,
+            B::whole(&dy_),
+            B::whole_mut(&mut dx),
+            B::whole_mut(&mut dw),
+        )
+        .unwrap();
+    assert_eq!(down::<B, E>(device, &dx), vec![0.0; 2 * width]);
+    let along = |t: i32, r: i32| dot(&row(&dy, t, 1.0), &row(&x, r, 1.0));
+    let want = [0.0, along(0, 1), 0.0, along(1, 0)];
+    assert_eq!(down::<B, E::Acc>(device, &dw), want);
 }
 
 pub fn groups_are_products<B: GroupedGemm, E: Float>(device: &B) {

@@ -45,6 +45,23 @@ pub fn dropout_by_place<B: Pointwise, E: Float>(device: &B) {
         let refused = device.dropout::<E>(&spec, B::whole(&short), B::whole_mut(&mut y));
         assert!(refused.is_err());
     }
+    // What is let go is zero whatever it was, and no less than zero.
+    let spec = DropoutSpec {
+        dropout,
+        first: 0,
+        rows,
+        width,
+    };
+    let at = device.upload(Tag::Scratch, &places).unwrap();
+    let mut y = up::<B, E>(device, &vec![f64::NEG_INFINITY; all.len()]);
+    device
+        .dropout::<E>(&spec, B::whole(&at), B::whole_mut(&mut y))
+        .unwrap();
+    let want = dropout::naive(&spec, &places, &vec![-1.0; all.len()]);
+    for (y, want) in down::<B, E>(device, &y).iter().zip(want) {
+        let bits = if want == 0.0 { 0.0 } else { f64::NEG_INFINITY };
+        assert_eq!(y.to_bits(), f64::to_bits(bits));
+    }
 }
 
 pub fn swiglu<B: Pointwise, E: Float>(device: &B) {

@@ -5,13 +5,22 @@ use std::format;
 use super::super::shadow::{Objection, Touch};
 use super::*;
 
-/// How often a thread is paused before an access: once in so many.
-const PAUSE: usize = 16;
+/// How often a thread is paused before an access: once in so many, a power of two.
+const PAUSE: u64 = 16;
 
 impl Run<'_> {
     /// Whether the current thread lets others run before its access.
     pub(in super::super) fn pauses(&mut self, at: usize) -> bool {
-        !self.on_stack(at) && self.rng.one_in(PAUSE)
+        if self.on_stack(at) {
+            return false;
+        }
+        // One random word answers for several accesses.
+        if self.pauses <= 1 {
+            self.pauses = self.rng.bits() >> 4 | 1 << 60;
+        }
+        let pauses = self.pauses.is_multiple_of(PAUSE);
+        self.pauses /= PAUSE;
+        pauses
     }
 
     fn on_stack(&self, at: usize) -> bool {
@@ -81,7 +90,7 @@ impl Run<'_> {
         };
         let arena = self.arena.as_ptr() as usize;
         let shared = (arena..arena + self.arena.len() * size_of::<Line>()).contains(&at);
-        if shared {
+        if shared && self.shared_sets.are_many() {
             let shadows = self.shared.iter_mut().map(|(_, r)| &mut r.shadow);
             self.shared_sets.sweep(shadows, false);
         }
@@ -198,6 +207,7 @@ impl Run<'_> {
         let start = self.shared_end.next_multiple_of((key.3 as usize).max(1));
         let base = self.arena.as_ptr() as usize + start;
         self.shared_end = (start + bytes).next_multiple_of(GAP) + GAP;
+        poison(&mut self.arena, start, bytes);
         self.shared.push((key, Region::shared(base, bytes, name)));
         base
     }

@@ -46,6 +46,9 @@ impl Run<'_> {
         };
         let barrier = &mut self.barriers[index];
         (barrier.count, barrier.call) = (count, call.max(barrier.call));
+        barrier.came[current / LANES] |= 1 << (current % LANES);
+        let nth = barrier.arrived.len() as u16;
+        barrier.first_of[current / LANES].get_or_insert(nth);
         barrier.arrived.push(Arrival {
             thread: current,
             waits,
@@ -86,18 +89,17 @@ impl Run<'_> {
             );
             return Some((FaultKind::Barrier, what, Some(first)));
         }
-        for arrival in &barrier.arrived {
-            let t = arrival.thread;
-            if t == self.current {
-                let what = format!("comes to barrier {index} twice before it is met");
-                return Some((FaultKind::Barrier, what, None));
-            }
-            let same_warp = t / LANES == self.current / LANES;
-            let same_call = arrival.waits == (call != ARRIVE) && same_place(arrival.site, site);
-            if same_warp && !same_call {
-                let what = format!("barrier {index} is not where its warp waits");
-                return Some((FaultKind::Divergence, what, Some(t)));
-            }
+        let warp = self.current / LANES;
+        if barrier.came[warp] >> (self.current % LANES) & 1 == 1 {
+            let what = format!("comes to barrier {index} twice before it is met");
+            return Some((FaultKind::Barrier, what, None));
+        }
+        // Whoever else of the warp has come was held to the first of it.
+        let arrival = barrier.arrived[usize::from(barrier.first_of[warp]?)];
+        let same_call = arrival.waits == (call != ARRIVE) && arrival.site.is(site);
+        if !same_call {
+            let what = format!("barrier {index} is not where its warp waits");
+            return Some((FaultKind::Divergence, what, Some(arrival.thread)));
         }
         None
     }
@@ -128,13 +130,5 @@ impl Run<'_> {
                 self.wake(thread);
             }
         }
-    }
-}
-
-/// Inlining may give one call of the source several addresses and file names, not lines.
-fn same_place(a: Site, b: Site) -> bool {
-    match (a, b) {
-        (Site::Line(_, a), Site::Line(_, b)) => a == b,
-        (a, b) => a == b,
     }
 }

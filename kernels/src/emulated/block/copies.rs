@@ -92,7 +92,7 @@ impl Run<'_> {
         self.rng.shuffle(&mut landing);
         for mut copy in landing {
             copy.run();
-            let landed = self.touch(copy.to, copy.bytes, Touch::Land, Site::Unknown, copy.thread);
+            let landed = self.touch(copy.to, copy.bytes, Touch::Land, Site::UNKNOWN, copy.thread);
             if let Err(next) = landed {
                 return next;
             }

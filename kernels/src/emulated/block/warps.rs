@@ -27,29 +27,15 @@ impl Run<'_> {
             return self.fail(FaultKind::Mask, site, what);
         }
         let first = warp * LANES;
-        let mut missing = false;
-        for l in 0..(self.threads.len() - first).min(LANES) {
-            let other = &self.threads[first + l];
-            let waits = other.wait == Wait::Warp;
-            let named = mask >> l & 1 == 1;
-            let agrees = waits && other.instr == instr && other.mask == mask;
-            if waits && !agrees && (named || other.mask >> lane & 1 == 1) {
-                let what = format!(
-                    "{} with mask {mask:#010x} where lane {l} waits at {} with {:#010x}",
-                    instr.name(),
-                    other.instr.name(),
-                    other.mask
-                );
-                let other = Some(self.stamp(first + l));
-                return self.fail_at(FaultKind::Mask, site, what, None, other);
-            }
-            if named && other.wait == Wait::Done {
-                let what = format!("{} names lane {l}, which has returned", instr.name());
-                let other = Some(self.stamp(first + l));
-                return self.fail_at(FaultKind::Mask, site, what, None, other);
-            }
-            missing |= named && l != lane && !waits;
+        let others = self.warps[warp];
+        let alike = others.waits == 0 || others.all == Some((instr, mask));
+        if (!alike || others.done & mask != 0)
+            && let Some((what, other)) = self.disagrees(instr, mask, first)
+        {
+            let other = Some(self.stamp(other));
+            return self.fail_at(FaultKind::Mask, site, what, None, other);
         }
+        let missing = mask & !others.waits & !(1 << lane) != 0;
         let thread = &mut self.threads[self.current];
         (thread.instr, thread.mask, thread.input) = (instr, mask, input);
         if missing {
@@ -66,6 +52,31 @@ impl Run<'_> {
             }
             Err(next) => next,
         }
+    }
+
+    /// What is wrong with the current lane's coming, and with whom.
+    fn disagrees(&self, instr: Instr, mask: u32, first: usize) -> Option<(String, usize)> {
+        let lane = self.current % LANES;
+        for l in 0..(self.threads.len() - first).min(LANES) {
+            let other = &self.threads[first + l];
+            let waits = other.wait == Wait::Warp;
+            let named = mask >> l & 1 == 1;
+            let agrees = waits && other.instr == instr && other.mask == mask;
+            if waits && !agrees && (named || other.mask >> lane & 1 == 1) {
+                let what = format!(
+                    "{} with mask {mask:#010x} where lane {l} waits at {} with {:#010x}",
+                    instr.name(),
+                    other.instr.name(),
+                    other.mask
+                );
+                return Some((what, first + l));
+            }
+            if named && other.wait == Wait::Done {
+                let what = format!("{} names lane {l}, which has returned", instr.name());
+                return Some((what, first + l));
+            }
+        }
+        None
     }
 
     fn complete(&mut self, instr: Instr, mask: u32, site: Site) -> Result<(), Next> {
@@ -87,9 +98,13 @@ impl Run<'_> {
             }
             return Ok(());
         }
+        let voted = match instr {
+            Instr::SyncWarp => return Ok(()),
+            Instr::ShflIdx | Instr::ShflUp | Instr::ShflDown | Instr::ShflXor => 0,
+            _ => vote(instr, mask, &inputs),
+        };
         for l in (0..LANES).filter(|l| mask >> l & 1 == 1) {
             self.threads[first + l].output[0] = match instr {
-                Instr::SyncWarp => 0,
                 Instr::ShflIdx | Instr::ShflUp | Instr::ShflDown | Instr::ShflXor => {
                     let [value, arg, width, ..] = inputs[l];
                     if !width.is_power_of_two() || width > 32 {
@@ -109,7 +124,7 @@ impl Run<'_> {
                         return Err(self.fail(FaultKind::Mask, site, what));
                     }
                 }
-                _ => vote(instr, mask, &inputs),
+                _ => voted,
             };
         }
         Ok(())
@@ -127,6 +142,10 @@ impl Run<'_> {
             _ => Meeting::Reduce,
         }
         .rule();
+        if !rule.releases {
+            // Nothing to acquire either.
+            return Ok(());
+        }
         let first = self.current / LANES * LANES;
         let lanes = (0..LANES).filter(|l| mask >> l & 1 == 1);
         let met: Vec<usize> = lanes.map(|l| first + l).collect();

@@ -22,6 +22,7 @@
     missing_docs
 )]
 
+mod lookup;
 mod state;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use quintet_kernels::Error;
 use quintet_kernels::cuda::cubin::{self, KernelInfo};
-use quintet_kernels::emulated::{Emulated, EmulatedEvent};
+use quintet_kernels::emulated::{Emulated, EmulatedEvent, HostModule};
 use quintet_kernels::launch::{Arch, Arg, Call, Launch, Limit, Stream};
 
 use crate::arg;
@@ -36,6 +36,18 @@ pub(crate) struct Shim {
     why: Mutex<CString>,
 }
 
+unsafe extern "C" {
+    static quintet_emu_planted: HostModule;
+    static quintet_emu_planted_count: u32;
+}
+
+/// The kernels of the emulator's tests; the crate's own are known anyway.
+fn planted() -> &'static [HostModule] {
+    let count = &raw const quintet_emu_planted_count;
+    // SAFETY: the build script of quintet-kernels writes that many modules in a row.
+    unsafe { core::slice::from_raw_parts(&raw const quintet_emu_planted, *count as usize) }
+}
+
 /// The one driver of the process.
 pub(crate) fn shim() -> &'static Shim {
     static SHIM: OnceLock<Shim> = OnceLock::new();
@@ -44,7 +56,7 @@ pub(crate) fn shim() -> &'static Shim {
         let arch = from_env("QUINTET_SHIM_ARCH").unwrap_or(80) as u32;
         let seed = from_env("QUINTET_SHIM_SEED").unwrap_or(1);
         Shim {
-            device: Emulated::new(Arch(arch), seed),
+            device: Emulated::with_modules(Arch(arch), seed, planted()),
             arch,
             devices: from_env("QUINTET_SHIM_DEVICES").unwrap_or(1) as c_int,
             memory: from_env("QUINTET_SHIM_MEMORY").unwrap_or(1 << 40) as usize,

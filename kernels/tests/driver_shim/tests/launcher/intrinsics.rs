@@ -1,27 +1,33 @@
-//! The wrappers of PTX on a GPU: the emulator's tests hold their host twins to the same laws. Over
-//! the shim they are compiled and go no further, for it knows the crate's own kernels alone.
+//! The wrappers of PTX on a GPU, or over the shim: the emulator's tests hold their host twins to the
+//! same laws.
 
 use quintet_kernels::launch::{Arg, Call, Launch, Stream};
 
-use crate::{cuda, instructions, on_a_gpu};
+use crate::{cuda, instructions};
 
 macro_rules! laws {
     ($($name:ident ($($seed:literal)?);)*) => {
         $(#[test]
         fn $name() {
-            if on_a_gpu() {
-                instructions::$name(&cuda() $(, $seed)?);
-            }
+            instructions::$name(&cuda() $(, $seed)?);
         })*
     };
 }
 
 laws! {
     matrix_instructions_multiply(1);
-    matrices_move_and_turn();
     lanes_exchange(2);
     pipelines_and_named_barriers_are_clean();
     conversions_and_powers(3);
+}
+
+/// stmatrix came with sm_90.
+#[test]
+fn matrices_move_and_turn() {
+    let device = cuda();
+    if device.arch().0 >= 90 {
+        instructions::matrices_move_and_turn(&device);
+    }
 }
 
 /// Each is compiled before its arguments are counted.
@@ -38,7 +44,6 @@ fn every_wrapper_compiles() {
         "conversions",
         "powers",
     ];
-    // stmatrix came later.
     if device.arch().0 >= 90 {
         functions.extend(["move_1", "move_2_in", "move_4_out", "move_4_both"]);
     }
