@@ -34,7 +34,7 @@ ARCHS = [80, 90, 100, 120]
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 MATRIX = ["gemm_mma", "attention_mma"]
 # Compiled kernel by kernel; a file of the others is compiled whole, for it takes no longer than one of these.
-ALONE = [*MATRIX, "attention_simt", "gemm_simt"]
+ALONE = [*MATRIX, "attention_simt", "gemm_simt", "gemm_tf32"]
 # (kernels, spilled bytes allowed, why)
 EXCEPTIONS = [
     (r".*_f64(_.*)?", 64, "f64 is there to be compared with: its sums are twice the registers"),

@@ -91,6 +91,7 @@ impl Case {
             scale: 1.0 / (head_dim as f64).sqrt(),
             causal: true,
             window: None,
+            softcap: None,
             dropout: None,
         };
         let rows = spec.heads * positions;

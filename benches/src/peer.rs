@@ -197,6 +197,7 @@ mod tests {
             scale: 0.35,
             causal: true,
             window: None,
+            softcap: None,
             dropout: None,
         };
         let wave = |len: usize, step: f32| -> Vec<f32> {

@@ -2,12 +2,13 @@
 //
 //   logit_max        max[t] = max over v of x[t, v], minus infinity over nothing
 //   logit_sums       sum[t] = sum over v of e^(x - max)     target[t] = x[t, label] - max if mine, or 0
+//   shift_sums       sum[t] = sum e^(here - max), target[t] += here - max if mine: from sums over `here`, my own maximum
 //   token_loss       loss[t] = ln(sum) - target, 0 where weight[t] is 0
 //   logit_backward   dx[t, v] = weight / sum e^(x - max) - [v is the label] weight, 0 where weight is 0
 //
 //   shapes     x, dx: tokens x entries, T     label: tokens     max, weight: tokens, Acc
 //              stats: 2 x tokens, Acc: sums, then targets
-//   block      a row, 256 threads; token_loss 256 threads, one token each
+//   block      a row, 256 threads; shift_sums and token_loss 256 threads, one token each
 //
 // Sums are of one row, in an order that depends on the number of entries alone. The maximum of a
 // NaN and a number is the number.
@@ -48,6 +49,19 @@ __device__ void logit_sums(const T* x, const int* label, const Acc<T>* max, Acc<
     stats[gridDim.x + t] = here ? widen(x[row + mine]) - m : 0;
 }
 
+template <class T>
+__device__ void shift_sums(T* stats, const int* label, const T* here, const T* max, i64 tokens, i64 first,
+                           i64 entries) {
+    i64 t = first_element<1>();
+    if (t >= tokens) return;
+    Acc<T> mine = widen(here[t]), all = widen(max[t]);
+    // Of two that are alike, minus infinity too, nothing moves.
+    if (mine == all) return;
+    i64 at = label[t] - first;
+    stats[t] = narrow<T>(widen(stats[t]) * exponential(mine - all));
+    if (at >= 0 && at < entries) stats[tokens + t] = narrow<T>(widen(stats[tokens + t]) + (mine - all));
+}
+
 template <class T> __device__ void token_loss(const T* stats, const T* weight, T* loss, i64 tokens) {
     i64 t = first_element<1>();
     if (t >= tokens) return;
@@ -72,6 +86,10 @@ __device__ void logit_backward(const T* x, const int* label, const Acc<T>* max, 
     KERNEL(256, logit_sums_##t)                                                                                      \
     (const T* x, const int* label, const Acc<T>* max, Acc<T>* stats, i64 first, i64 entries) {                       \
         logit_sums<T>(x, label, max, stats, first, entries);                                                         \
+    }                                                                                                                \
+    KERNEL(256, shift_sums_##t)                                                                                      \
+    (T* stats, const int* label, const T* here, const T* max, i64 tokens, i64 first, i64 entries) {                  \
+        shift_sums<T>(stats, label, here, max, tokens, first, entries);                                              \
     }                                                                                                                \
     KERNEL(256, token_loss_##t)(const T* stats, const T* weight, T* loss, i64 tokens) {                              \
         token_loss<T>(stats, weight, loss, tokens);                                                                  \

@@ -53,6 +53,8 @@ pub struct AttentionSpec {
     pub causal: bool,
     /// Hide keys that stand this far before the query or farther; at least 1.
     pub window: Option<usize>,
+    /// Scores, once scaled, become `cap tanh(score / cap)` (Gemma 2, Gemma Team 2024); above 0.
+    pub softcap: Option<f64>,
     /// Let probabilities go.
     pub dropout: Option<HeadDropout>,
 }
@@ -129,6 +131,13 @@ impl AttentionSpec {
         }
         if self.window == Some(0) {
             let why = "a window of 0 hides every key; the least is 1";
+            return Err(Error::Spec { op, why });
+        }
+        if self
+            .softcap
+            .is_some_and(|cap| !(cap > 0.0 && cap.is_finite()))
+        {
+            let why = "a cap of scores must be a number above 0";
             return Err(Error::Spec { op, why });
         }
         let product = |factors: &[usize]| {

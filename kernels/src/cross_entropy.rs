@@ -11,6 +11,7 @@
 //! An empty shard leaves minus infinity, 0 and 0. A row whose weight is 0 (a masked token) has
 //! loss 0 and gradient 0, whatever its label.
 
+pub mod chunked;
 pub mod cpu;
 pub mod naive;
 
@@ -67,6 +68,20 @@ pub trait CrossEntropy: Backend {
         labels_t: Self::Ref<'_, i32>,
         max_t: Self::Ref<'_, E::Acc>,
         stats_2t: Self::Mut<'_, E::Acc>,
+    ) -> Result<(), Error>;
+
+    /// Sums that were taken over `here_t`, my own maxima, become those over `max_t`, the maxima over
+    /// all shards: what [`CrossEntropy::logit_sums`] gives but for a rounding.
+    ///
+    /// # Errors
+    /// [`Error::Len`] where a length does not fit.
+    fn shift_sums<A: Float>(
+        &self,
+        spec: &CrossEntropySpec,
+        labels_t: Self::Ref<'_, i32>,
+        here_t: Self::Ref<'_, A>,
+        max_t: Self::Ref<'_, A>,
+        stats_2t: Self::Mut<'_, A>,
     ) -> Result<(), Error>;
 
     /// `loss[t] = ln(sum) - target` from the sums over all shards, 0 where `weight[t]` is 0.

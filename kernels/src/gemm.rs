@@ -64,6 +64,9 @@ pub struct GemmSpec {
     pub accumulate: bool,
     /// What happens to the sums.
     pub epilogue: Epilogue,
+    /// f32 operands may be rounded to tf32 (10 bits of fraction), for tensor cores to multiply them. Where
+    /// a device has no such kernel for the call it is exact, as it always is unasked.
+    pub tf32: bool,
 }
 
 impl GemmSpec {
@@ -78,6 +81,7 @@ impl GemmSpec {
             b,
             accumulate: false,
             epilogue: Epilogue::None,
+            tf32: false,
         }
     }
 
@@ -92,6 +96,13 @@ impl GemmSpec {
     #[must_use]
     pub const fn epilogue(mut self, epilogue: Epilogue) -> Self {
         self.epilogue = epilogue;
+        self
+    }
+
+    /// The same, f32 operands rounded to tf32 where the device has tensor cores.
+    #[must_use]
+    pub const fn tf32(mut self) -> Self {
+        self.tf32 = true;
         self
     }
 

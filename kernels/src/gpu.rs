@@ -16,6 +16,7 @@
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod fold;
 mod fused;
 mod gemm;
 #[cfg(test)]
@@ -44,6 +45,9 @@ use crate::launch::Libraries;
 use crate::launch::{Arg, Call, Launch, Stream};
 use crate::{Backend, Data, Dropout, Error, Float, Meter, Queue, Tag};
 
+#[cfg(feature = "wire")]
+pub(crate) use fold::Folded;
+pub use fold::{Fold, PARTS};
 pub use fused::{Activation, FusedSpec};
 pub use view::{GpuMut, GpuRef};
 

@@ -1,7 +1,8 @@
 //! The seam between devices and collectives (feature `wire`): what a layer may ask of the ranks
 //! around it, on any device.
 //!
-//! `Communicator<T>` over host memory implements [`Collectives`] for the CPU; NCCL will for CUDA.
+//! A `Communicator` over any transport implements [`Collectives`] for the CPU and, under feature `gpu`, for GPUs:
+//! through the host, or where the transport reaches the device on it (NCCL, `SameDevice`).
 //! Blocking calls borrow views. Started calls own their buffer: nothing borrowed is ever in
 //! flight, and the buffer comes back from [`Pending::wait_on`] or [`Pending::wait_host`].
 
@@ -10,6 +11,8 @@ mod cpu;
 #[cfg(feature = "gpu")]
 mod gpu;
 
+#[cfg(feature = "gpu")]
+pub use gpu::{Board, RANKS, SameDevice, explain};
 use quintet_collectives::{Element, Error as WireError, ReduceOp};
 
 use crate::{Backend, Data, Float, Queue};

@@ -1,15 +1,18 @@
 //! What a layer asks of `Collectives`, asked of communicators over host memory.
 #![cfg(all(feature = "std", feature = "wire"))]
 
+#[path = "laws/speak.rs"]
+mod speak;
+
 use std::time::Duration;
 
 use half::bf16;
 use quintet_collectives::{Communicator, Error as WireError, ReduceOp, transport::local::World};
 use quintet_kernels::{
-    Backend, Collectives, Cpu, CpuBuf, CpuEvent, Error, Float, Pending, Queue, Scalar, Tag,
+    Backend, Collectives, Cpu, CpuBuf, CpuEvent, Error, Float, Pending, Scalar, Tag,
 };
 
-const WORLD: usize = 3;
+use speak::{WORLD, speak};
 
 /// Runs `body` on each rank of a world, with a device of its own.
 fn each_rank(body: impl Fn(&dyn Fn() -> Communicator<quintet_collectives::Local>, Cpu) + Sync) {
@@ -24,95 +27,19 @@ fn each_rank(body: impl Fn(&dyn Fn() -> Communicator<quintet_collectives::Local>
 }
 
 fn numbers<E: Scalar>(device: &Cpu, x: &[f64]) -> CpuBuf<E> {
-    let host: Vec<E> = x.iter().map(|&x| E::from_f64(x)).collect();
-    device.upload(Tag::Comm, &host).unwrap()
+    speak::numbers(device, x)
 }
 
 fn read<E: Scalar>(buf: &CpuBuf<E>) -> Vec<f64> {
     buf.as_ref().iter().map(|x| Float::to_f64(*x)).collect()
 }
 
-/// All blocking and started forms, written as a layer would: over any device's collectives.
-fn speak<C: Collectives<Cpu>, E: Scalar>(comm: &C, device: &Cpu) {
-    let me = comm.rank();
-    let now = || device.record(Queue::Compute);
-    assert_eq!(comm.world(), WORLD);
-    // `E::Acc` names one type although a Scalar is both a Float and an Element.
-    let mut sum: CpuBuf<E::Acc> = device.zeros(Tag::Comm, 2).unwrap();
-    comm.all_reduce(Cpu::whole_mut(&mut sum), ReduceOp::Sum)
-        .unwrap();
-
-    let counts = [2, 0, 1];
-    let mine = numbers::<E>(device, &vec![me as f64; counts[me]]);
-    let mut all = numbers::<E>(device, &[9.0; 3]);
-    comm.all_gather(Cpu::whole(&mine), &counts, Cpu::whole_mut(&mut all))
-        .unwrap();
-    assert_eq!(read(&all), [0.0, 0.0, 2.0]);
-
-    let mut part = numbers::<E>(device, &vec![9.0; counts[me]]);
-    let whole = numbers::<E>(device, &[1.0, 2.0, me as f64]);
-    comm.reduce_scatter(
-        Cpu::whole(&whole),
-        &counts,
-        Cpu::whole_mut(&mut part),
-        ReduceOp::Sum,
-    )
-    .unwrap();
-    assert_eq!(read(&part), [&[3.0, 6.0][..], &[], &[3.0]][me]);
-
-    // Rank r sends s elements r to each rank s.
-    let send = numbers::<E>(device, &[me as f64; 3]);
-    let mut recv = numbers::<E>(device, &vec![9.0; 3 * me]);
-    comm.all_to_all(
-        Cpu::whole(&send),
-        &[0, 1, 2],
-        Cpu::whole_mut(&mut recv),
-        &[me; 3],
-    )
-    .unwrap();
-    let want: Vec<f64> = (0..3).flat_map(|r| vec![f64::from(r); me]).collect();
-    assert_eq!(read(&recv), want);
-
-    let mut word = numbers::<E>(device, &[me as f64]);
-    comm.broadcast(Cpu::whole_mut(&mut word), 2).unwrap();
-    assert_eq!(read(&word), [2.0]);
-
-    let buf = numbers::<E>(device, &[1.0, me as f64]);
-    let started = comm.start_all_reduce(buf, ReduceOp::Sum, now()).unwrap();
-    let event = started.event();
-    device.wait(Queue::Compute, &event);
-    assert!(event.is_set());
-    let buf = started.wait_on(device, Queue::Compute).unwrap();
-    assert_eq!(read(&buf), [3.0, 3.0]);
-
-    let started = comm
-        .start_reduce_scatter(buf, &[1, 1, 0], ReduceOp::Max, now())
-        .unwrap();
-    let buf = started.wait_host().unwrap();
-    assert!(me == 2 || read(&buf)[me] == 3.0);
-
-    let mut rows = [0.0; 3];
-    rows[me] = me as f64 + 1.0;
-    let buf = numbers::<E>(device, &rows);
-    let started = comm.start_all_gather(buf, &[1; 3], now()).unwrap();
-    assert_eq!(read(&started.wait_host().unwrap()), [1.0, 2.0, 3.0]);
-
-    let (next, last) = ((me + 1) % WORLD, (me + WORLD - 1) % WORLD);
-    let buf = numbers::<E>(device, &[me as f64]);
-    let recv = comm
-        .start_recv(last, 7, numbers::<E>(device, &[9.0]))
-        .unwrap();
-    let send = comm.start_send(next, 7, buf, now()).unwrap();
-    assert_eq!(read(&send.wait_host().unwrap()), [me as f64]);
-    assert_eq!(read(&recv.wait_host().unwrap()), [last as f64]);
-}
-
 #[test]
 fn every_call_in_every_type() {
     each_rank(|comm, device| {
-        speak::<_, f64>(&comm(), &device);
-        speak::<_, f32>(&comm(), &device);
-        speak::<_, bf16>(&comm(), &device);
+        speak::<_, _, f64>(&comm(), &device);
+        speak::<_, _, f32>(&comm(), &device);
+        speak::<_, _, bf16>(&comm(), &device);
     });
 }
 

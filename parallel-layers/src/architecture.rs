@@ -1,5 +1,5 @@
 //! What sets decoders of one shape apart: which norm, which MLP, how positions enter, where
-//! biases are.
+//! biases are, and whether scores are capped (Gemma 2, 2024).
 //!
 //! | | norm | MLP | positions | biases | q and k norms |
 //! |---|---|---|---|---|---|
@@ -32,7 +32,7 @@ pub enum MlpKind {
 }
 
 /// The ways in which decoders differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Architecture {
     /// Between regions and before the head.
     pub norm: NormKind,
@@ -46,6 +46,8 @@ pub struct Architecture {
     pub out_bias: bool,
     /// Queries and keys are normalised per head before they turn, by weights of their own.
     pub qk_norm: bool,
+    /// Scores of attention are `cap tanh(score / cap)`; plain where absent.
+    pub softcap: Option<f64>,
 }
 
 impl Architecture {
@@ -57,6 +59,7 @@ impl Architecture {
         qkv_bias: false,
         out_bias: false,
         qk_norm: false,
+        softcap: None,
     };
 
     /// GPT-2's, with a table of `positions` rows.
@@ -69,6 +72,7 @@ impl Architecture {
             qkv_bias: true,
             out_bias: true,
             qk_norm: false,
+            softcap: None,
         }
     }
 

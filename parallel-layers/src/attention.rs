@@ -53,6 +53,7 @@ pub struct SelfAttention {
     rotary: usize,
     theta: f64,
     window: Option<usize>,
+    softcap: Option<f64>,
     /// Of the probabilities.
     dropout: DropoutAt,
     /// Parameters of q, k, v, o and of the norms of queries and keys.
@@ -165,6 +166,7 @@ impl SelfAttention {
             rotary: architecture.rotary(e),
             theta: spec.theta,
             window: spec.window,
+            softcap: architecture.softcap,
             dropout: DropoutAt::new(0.0, Site::Probabilities(0)),
             counts: [0; 6],
         };
@@ -217,6 +219,7 @@ impl SelfAttention {
             scale: 1.0 / libm::sqrt(self.head_dim as f64),
             causal: true,
             window: self.window,
+            softcap: self.softcap,
             dropout: dropout.map(|dropout| HeadDropout {
                 dropout,
                 first_head,

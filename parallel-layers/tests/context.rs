@@ -196,6 +196,7 @@ impl<E: Scalar> Inputs<E> {
                 scale: 1.0 / (head_dim as f64).sqrt(),
                 causal: true,
                 window: None,
+                softcap: None,
                 dropout: None,
             },
             q: of("q", heads),

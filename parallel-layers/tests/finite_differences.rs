@@ -64,6 +64,7 @@ fn of_a_block() {
             positions: part,
             qkv_bias: true,
             qk_norm: true,
+            softcap: Some(0.6),
             ..Architecture::LLAMA
         },
     ] {

@@ -1,36 +1,36 @@
 //! The GPUs that the ranks of this process run on.
 
-use std::sync::{Mutex, PoisonError};
-
 use quintet_kernels::Gpu;
 use quintet_kernels::cuda::Cuda;
 use quintet_kernels::launch::Stream;
 
 use crate::failure::Failure;
+use crate::job::Job;
+use crate::shared_device::{Devices, Shared};
 
-/// Devices, each opened once: the ranks that share one share its compiled kernels too.
+/// The GPUs, each opened once.
 #[derive(Debug, Default)]
-pub(crate) struct Gpus(Mutex<Vec<Option<Cuda>>>);
+pub(crate) struct Gpus(Devices<Cuda>);
 
 impl Gpus {
-    /// The device of a rank: rank by rank, and where the devices end from the first again, each
-    /// rank on streams of its own.
+    /// The GPU of a rank, and what ranks that share it speak through: see [`Devices::of_rank`].
     ///
     /// # Errors
     /// Exit 2 where there is no driver, device or one that suits; 5 where it has no memory left.
-    pub(crate) fn of_rank(&self, rank: usize) -> Result<Gpu<Cuda>, Failure> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if open.is_empty() {
-            open.resize_with(Cuda::count()?, || None);
-        }
-        let there = open.len();
-        let slot = &mut open[rank % there];
-        let cuda = match slot {
-            Some(cuda) => cuda.clone(),
-            None => slot.insert(Cuda::new(rank % there)?).clone(),
-        };
-        let first = 2 * (rank / there) as u32;
-        let streams = [Stream(first), Stream(first + 1)];
-        Ok(Gpu::on(cuda.at_home(streams[0]), streams)?)
+    pub(crate) fn of_rank(
+        &self,
+        rank: usize,
+        all_here: Option<&Job>,
+    ) -> Result<(Gpu<Cuda>, Option<Shared<Cuda>>), Failure> {
+        self.0.of_rank(
+            rank,
+            all_here,
+            || Ok(Cuda::count()?),
+            |ordinal| Ok(Cuda::new(ordinal)?),
+            |cuda, first| {
+                let streams = [Stream(first), Stream(first + 1)];
+                (cuda.at_home(streams[0]), streams)
+            },
+        )
     }
 }

@@ -36,6 +36,8 @@ pub mod report;
 pub mod room;
 pub mod schedule_lr;
 pub mod seat;
+#[cfg(any(feature = "cuda", feature = "emulated"))]
+mod shared_device;
 pub mod spans;
 pub mod step;
 pub mod tolerance;

@@ -69,6 +69,8 @@ pub struct Record {
     pub stale: String,
     /// Step by step, and by microbatch and layer: the experts that each token chose.
     pub choices: Vec<Choices>,
+    /// Whether collectives were performed where a device's memory lies, on every rank.
+    pub on_device: bool,
     /// By rank: bytes sent by group, over all steps.
     pub bytes: Vec<BTreeMap<String, u64>>,
     /// By rank: bytes allocated by category, over all steps; of activations those that forward saved.
@@ -88,6 +90,7 @@ pub struct Part {
     steps: Vec<Step>,
     held: Vec<Held>,
     stale: String,
+    on_device: bool,
     bytes: BTreeMap<String, u64>,
     /// At rest and at the highest.
     memory: BTreeMap<String, (u64, u64)>,
@@ -131,8 +134,13 @@ struct Recording<'a, E> {
     job: &'a Job,
     samples: &'a Samples,
     begin: Begin,
+    /// Whether all ranks are threads here.
+    #[cfg(any(feature = "cuda", feature = "emulated"))]
+    all_here: bool,
     #[cfg(feature = "cuda")]
     gpus: crate::gpus::Gpus,
+    #[cfg(feature = "emulated")]
+    emulated: crate::shared_device::Devices<quintet_kernels::emulated::Emulated>,
     dtype: PhantomData<fn() -> E>,
 }
 
@@ -147,8 +155,12 @@ impl<'a, E: Scalar> Recording<'a, E> {
             job,
             samples,
             begin,
+            #[cfg(any(feature = "cuda", feature = "emulated"))]
+            all_here: !crew.is_process(),
             #[cfg(feature = "cuda")]
             gpus: crate::gpus::Gpus::default(),
+            #[cfg(feature = "emulated")]
+            emulated: crate::shared_device::Devices::default(),
             dtype: PhantomData,
         };
         Ok(crew.go(&work)?.map(|parts| joined(job, parts)))
@@ -162,8 +174,11 @@ impl<'a, E: Scalar> Recording<'a, E> {
     where
         Communicator<T>: Collectives<B>,
     {
+        let on_device = comm.reaches_device();
         let rank = Rank::<_, _, E>::new(self.job, device, comm, self.begin)?;
-        steps(rank, self.job, self.samples)
+        let mut part = steps(rank, self.job, self.samples)?;
+        part.on_device = on_device;
+        Ok(part)
     }
 }
 
@@ -175,27 +190,36 @@ impl<E: Scalar> Work for Recording<'_, E> {
             DeviceKind::Cpu => self.on(Cpu::new(self.job.threads_per_rank), comm),
             #[cfg(feature = "emulated")]
             DeviceKind::Emulated => {
-                use quintet_kernels::Gpu;
                 use quintet_kernels::emulated::Emulated;
-                use quintet_kernels::launch::Arch;
-                // Its choices follow the job's seed and the rank.
-                let seed = self.job.seed.wrapping_mul(1 << 20);
-                let seed = seed.wrapping_add(comm.rank() as u64);
-                let device = Gpu::new(Emulated::new(Arch(80), seed))?;
+                use quintet_kernels::launch::{Arch, Libraries};
+                // Its choices follow the job's seed, and who asks first.
+                let open = |_| Ok(Emulated::new(Arch(80), self.job.seed));
+                let all_here = self.all_here.then_some(self.job);
+                let (device, shared) = self.emulated.of_rank(
+                    comm.rank(),
+                    all_here,
+                    || Ok(1),
+                    open,
+                    |device, _| {
+                        let streams = [device.fresh_stream(), device.fresh_stream()];
+                        (device.clone(), streams)
+                    },
+                )?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
                     return self.on(device, crate::reach::over_nccl(&comm, true)?);
                 }
-                self.on(device, comm)
+                self.on(device, crate::shared_device::reaching(&comm, shared)?)
             }
             #[cfg(feature = "cuda")]
             DeviceKind::Cuda => {
-                let device = self.gpus.of_rank(comm.rank())?;
+                let all_here = self.all_here.then_some(self.job);
+                let (device, shared) = self.gpus.of_rank(comm.rank(), all_here)?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
                     return self.on(device, crate::reach::over_nccl(&comm, false)?);
                 }
-                self.on(device, comm)
+                self.on(device, crate::shared_device::reaching(&comm, shared)?)
             }
             #[cfg(not(feature = "cuda"))]
             DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
@@ -312,7 +336,11 @@ where
 
 /// What all ranks have left.
 fn joined(job: &Job, parts: Vec<Part>) -> Record {
-    let mut record = Record::default();
+    let on_device = !parts.is_empty() && parts.iter().all(|part| part.on_device);
+    let mut record = Record {
+        on_device,
+        ..Record::default()
+    };
     for part in parts {
         for (step, choices) in part.choices.into_iter().enumerate() {
             if record.choices.len() == step {

@@ -246,7 +246,12 @@ impl<E: Scalar> Work for Training<'_, E> {
         let comm = comm.with_observer(spans.clone());
         match self.job.device {
             #[cfg(feature = "cuda")]
-            DeviceKind::Cuda => self.on(self.gpus.of_rank(comm.rank())?, comm, &spans, news),
+            DeviceKind::Cuda => {
+                let all_here = (!self.crew.is_process()).then_some(self.job);
+                let (device, shared) = self.gpus.of_rank(comm.rank(), all_here)?;
+                let comm = crate::shared_device::reaching(&comm, shared)?;
+                self.on(device, comm, &spans, news)
+            }
             #[cfg(not(feature = "cuda"))]
             DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
             // The command line leaves no other to training.

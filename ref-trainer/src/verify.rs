@@ -286,6 +286,7 @@ pub fn judge(job: &Job, evidence: &Evidence) -> Verdict {
         copies_differ,
         bytes_predicted: predicted.clone(),
         bytes_counted,
+        on_device: ours.on_device,
         memory_predicted: on_the_fullest(memory),
         memory_counted: on_the_fullest(&ours.memory),
         memory_differs,

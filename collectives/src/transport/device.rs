@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A [`Span`] is an address, a length and a type; a [`Lane`] is where the work is put, such as a
-//! CUDA stream. NCCL is one such device (module and feature `nccl`).
+//! CUDA stream. NCCL is one such device (module and feature `nccl`); ranks that share a GPU are another (quintet-kernels).
 
 use std::{fmt, sync::Arc, vec::Vec};
 
@@ -108,6 +108,11 @@ pub trait Lane: Send + Sync {
     /// # Errors
     /// [`Error::System`] where some of it failed.
     fn idle(&self) -> Result<bool>;
+
+    /// The lane itself, for a device that knows what it is.
+    fn as_any(&self) -> Option<&dyn core::any::Any> {
+        None
+    }
 }
 
 /// A collective of this rank on device memory.

@@ -105,6 +105,7 @@ fn attention(device: &Device, scale: &Scale, [b, s, h, d]: [usize; 4]) -> Result
         scale: 1.0 / (d as f64).sqrt(),
         causal: true,
         window: None,
+        softcap: None,
         dropout: None,
     };
     let len = spec.batch * spec.queries * spec.heads * d;

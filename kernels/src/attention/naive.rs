@@ -31,7 +31,7 @@ impl Inputs<'_> {
         let score = |z: usize| {
             let k = &self.k[k_at(spec, b, z, h)..][..spec.head_dim];
             match self.sees(spec, b * spec.queries + s, b * spec.keys + z) {
-                true => spec.scale * dot(q, k),
+                true => capped(spec, spec.scale * dot(q, k)).0,
                 false => f64::NEG_INFINITY,
             }
         };
@@ -116,7 +116,9 @@ pub fn backward(
         let delta: f64 = (0..spec.keys).map(|z| p(scores[z]) * dp(z)).sum();
         for z in 0..spec.keys {
             let k_row = k_at(spec, b, z, h);
-            let ds = p(scores[z]) * (dp(z) - delta) * spec.scale;
+            let k = &x.k[k_row..][..spec.head_dim];
+            let slope = capped(spec, spec.scale * dot(&x.q[q_row..][..spec.head_dim], k)).1;
+            let ds = p(scores[z]) * (dp(z) - delta) * spec.scale * slope;
             for i in 0..spec.head_dim {
                 dq[q_row + i] += ds * x.k[k_row + i];
                 dk[k_row + i] += ds * x.q[q_row + i];
@@ -125,6 +127,15 @@ pub fn backward(
         }
     }
     (dq, dk, dv)
+}
+
+/// A scaled score, capped, and the derivative of that.
+fn capped(spec: &AttentionSpec, score: f64) -> (f64, f64) {
+    let Some(cap) = spec.softcap else {
+        return (score, 1.0);
+    };
+    let part = libm::tanh(score / cap);
+    (cap * part, 1.0 - part * part)
 }
 
 fn rows(spec: &AttentionSpec) -> impl Iterator<Item = (usize, usize, usize)> {

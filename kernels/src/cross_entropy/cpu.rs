@@ -142,6 +142,35 @@ impl CrossEntropy for Cpu {
         Ok(())
     }
 
+    fn shift_sums<A: Float>(
+        &self,
+        spec: &CrossEntropySpec,
+        labels_t: &[i32],
+        here_t: &[A],
+        max_t: &[A],
+        stats_2t: &mut [A],
+    ) -> Result<(), Error> {
+        let op = "shift_sums";
+        need(op, "labels", spec.tokens, labels_t.len())?;
+        need(op, "my maxima", spec.tokens, here_t.len())?;
+        need(op, "max", spec.tokens, max_t.len())?;
+        need(op, "stats", spec.tokens.saturating_mul(2), stats_2t.len())?;
+        let (sums, targets) = stats_2t.split_at_mut(spec.tokens);
+        let maxima = here_t.iter().zip(max_t).zip(labels_t);
+        for (((here, max), &label), (sum, target)) in maxima.zip(sums.iter_mut().zip(targets)) {
+            let (here, max) = (here.to_acc(), max.to_acc());
+            // Of two that are alike, minus infinity too, nothing moves.
+            if here == max {
+                continue;
+            }
+            *sum = A::from_acc(sum.to_acc() * (here - max).exp());
+            if spec.entry(label).is_some() {
+                *target = A::from_acc(target.to_acc() + (here - max));
+            }
+        }
+        Ok(())
+    }
+
     fn token_loss<A: Float>(
         &self,
         stats_2t: &[A],

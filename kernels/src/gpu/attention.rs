@@ -341,7 +341,7 @@ fn call<L: Launch>(spec: &AttentionSpec, places: &Places<GpuRef<'_, L, i32>>) ->
         Arg::I64(window.unwrap_or(i64::MAX)),
         Arg::I32(spec.causal.into()),
         Arg::F64(spec.scale),
-        Arg::F64(0.0),
+        Arg::F64(spec.softcap.unwrap_or(0.0)),
         least,
         site,
         left,

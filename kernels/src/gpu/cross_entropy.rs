@@ -63,6 +63,32 @@ impl<L: Launch> CrossEntropy for Gpu<L> {
         self.by_token::<E>(op, spec, &args)
     }
 
+    fn shift_sums<A: Float>(
+        &self,
+        spec: &CrossEntropySpec,
+        labels_t: GpuRef<'_, L, i32>,
+        here_t: GpuRef<'_, L, A>,
+        max_t: GpuRef<'_, L, A>,
+        stats_2t: GpuMut<'_, L, A>,
+    ) -> Result<(), Error> {
+        let op = "shift_sums";
+        need(op, "labels", spec.tokens, labels_t.len)?;
+        need(op, "my maxima", spec.tokens, here_t.len)?;
+        need(op, "max", spec.tokens, max_t.len)?;
+        need(op, "stats", spec.tokens.saturating_mul(2), stats_2t.len)?;
+        let function = format!("shift_sums_{}", suffix::<A>(op)?);
+        let args = [
+            Arg::Ptr(stats_2t.ptr),
+            Arg::Ptr(labels_t.ptr),
+            Arg::Ptr(here_t.ptr),
+            Arg::Ptr(max_t.ptr),
+            len(spec.tokens),
+            len(spec.first),
+            len(spec.entries),
+        ];
+        self.launch_flat(("cross_entropy", &function), spec.tokens, 1, &args)
+    }
+
     fn token_loss<A: Float>(
         &self,
         stats_2t: GpuRef<'_, L, A>,

@@ -1,4 +1,5 @@
-//! The product: cuda/gemm_mma.cu for bf16, cuda/gemm_simt.cu for the rest. Which kernel,
+//! The product: cuda/gemm_mma.cu for bf16, cuda/gemm_tf32.cu for f32 where tf32 is asked for, else
+//! cuda/gemm_simt.cu. Which kernel,
 //! [`Gpu::explain_gemm`] says.
 
 use alloc::format;
@@ -15,6 +16,8 @@ use crate::{Epilogue, Error, Float, Gemm, GemmSpec, GroupedGemm, GroupedSpec, Tr
 
 /// Rows and columns of a block's tile on the ordinary cores.
 const SIMT: u64 = 64;
+/// Threads of a block in tf32, whose tile is as large.
+const TF32_THREADS: u32 = 128;
 
 /// How a product in bf16 is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +88,12 @@ fn form(a: Trans, b: Trans) -> &'static str {
     }
 }
 
+/// Whether the tensor cores do it in tf32: asked for, and of f32 alone.
+fn in_tf32<I: Float, O: Float>(spec: &GemmSpec) -> bool {
+    let f32s = [TypeId::of::<I>(), TypeId::of::<O>()];
+    spec.tf32 && f32s == [TypeId::of::<f32>(); 2]
+}
+
 fn is_bf16<T: Float>() -> bool {
     TypeId::of::<T>() == TypeId::of::<bf16>()
 }
@@ -137,6 +146,10 @@ impl<L: Launch> Gpu<L> {
         }
         let tiles = |n: usize| (n as u64).div_ceil(SIMT);
         let grid = tiles(spec.m) * tiles(spec.n);
+        if in_tf32::<I, O>(spec) {
+            let function = format!("gemm_tf32_{form}");
+            return Ok(("gemm_tf32", function, grid, ([TF32_THREADS, 1, 1], 0)));
+        }
         Ok(("gemm_simt", function, grid, ([THREADS, 1, 1], 0)))
     }
 }
@@ -172,6 +185,11 @@ impl<L: Launch> Gemm for Gpu<L> {
         if is_bf16::<I>() {
             let beside = [bias.map_or(0, |b| b.ptr), residual.map_or(0, |r| r.ptr)];
             args.push(fours(spec.n, &[beside[0], beside[1], c.ptr]));
+        }
+        if in_tf32::<I, O>(spec) {
+            let row = |trans, n, t| if trans == Trans::N { n } else { t };
+            args.push(fours(row(spec.a, spec.k, spec.m), &[a.ptr]));
+            args.push(fours(row(spec.b, spec.n, spec.k), &[b.ptr]));
         }
         self.launch_with((module, &function), grid, block, &args)
     }

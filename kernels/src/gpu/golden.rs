@@ -159,6 +159,7 @@ fn attention(device: &Device, head_dim: usize) {
         scale: 1.0,
         causal: true,
         window: None,
+        softcap: None,
         dropout: None,
     };
     let stored = || buf::<bf16>(device, head_dim);

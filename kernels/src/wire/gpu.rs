@@ -1,5 +1,5 @@
 //! Device memory on the wire: a `Communicator` over any transport serves a [`Gpu`], through the host
-//! unless the transport reaches the device (`near.rs`).
+//! unless the transport reaches the device (`near.rs`), as NCCL does and [`SameDevice`].
 //!
 //! ```text
 //! through the host
@@ -11,6 +11,7 @@
 //! that others give need not have been written.
 
 mod near;
+mod same_device;
 
 use core::mem::replace;
 use core::ops::Range;
@@ -22,10 +23,12 @@ use std::vec::Vec;
 use quintet_collectives::plan::CollectiveShape as Shape;
 use quintet_collectives::{Communicator, Error, Pending as Started, ReduceOp, Transport};
 
+pub use same_device::{Board, RANKS, SameDevice, explain};
+
 use super::{Collectives, Pending, Wire};
 use crate::backend::slice_mut;
 use crate::gpu::{Gpu, GpuBuf, GpuMut, GpuRef};
-use crate::launch::{Launch, Stream};
+use crate::launch::Launch;
 use crate::{Backend, Data, Queue};
 
 /// A buffer with its elements on the host while they travel.
@@ -57,8 +60,8 @@ pub struct Staging<L: Launch, T: Data> {
 
 enum State<L: Launch, T: Data> {
     Travelling(Started<Staged<L, T>>),
-    /// On the device, by this stream.
-    Near(Started<GpuBuf<L, T>>, Stream),
+    /// On the device.
+    Near(Started<near::Kept<L, T>>),
     Arrived(GpuBuf<L, T>, L::Event),
     Failed(Error),
 }
@@ -87,14 +90,9 @@ impl<L: Launch, T: Wire> Staging<L, T> {
         Ok(Self { gpu, comes, state })
     }
 
-    /// A collective that was started on the device, on `stream`.
-    pub(super) fn near(
-        gpu: Gpu<L>,
-        comes: Range<usize>,
-        started: Started<GpuBuf<L, T>>,
-        stream: Stream,
-    ) -> Self {
-        let state = Mutex::new(State::Near(started, stream));
+    /// A collective that was started on the device.
+    fn near(gpu: Gpu<L>, comes: Range<usize>, started: Started<near::Kept<L, T>>) -> Self {
+        let state = Mutex::new(State::Near(started));
         Self { gpu, comes, state }
     }
 
@@ -102,14 +100,9 @@ impl<L: Launch, T: Wire> Staging<L, T> {
     fn arrive(&self, state: State<L, T>) -> State<L, T> {
         let started = match state {
             State::Travelling(started) => started,
-            State::Near(started, stream) => {
-                let arrived = started.wait().and_then(|mut buf| {
-                    let part = slice_mut::<Gpu<L>, T>(Gpu::whole_mut(&mut buf), self.comes.clone());
-                    near::filled(&part, stream)?;
-                    Ok(buf)
-                });
-                return match arrived {
-                    Ok(buf) => State::Arrived(buf, self.gpu.launcher().record(stream)),
+            State::Near(started) => {
+                return match started.wait().and_then(|kept| kept.arrived(&self.comes)) {
+                    Ok((buf, event)) => State::Arrived(buf, event),
                     Err(error) => State::Failed(error),
                 };
             }
@@ -139,7 +132,7 @@ impl<L: Launch, T: Wire> Staging<L, T> {
         match self.arrive(self.take(State::Failed(twice()))) {
             State::Arrived(buf, event) => Ok((self.gpu, buf, event)),
             State::Failed(error) => Err(error),
-            State::Travelling(_) | State::Near(..) => Err(twice()),
+            State::Travelling(_) | State::Near(_) => Err(twice()),
         }
     }
 }

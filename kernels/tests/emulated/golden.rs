@@ -71,6 +71,36 @@ fn product<O: Float<Acc = f32>>(form: usize, [m, n, k]: [usize; 3]) -> Counters 
     counted(&device)
 }
 
+/// The same in tf32.
+fn product_tf32(form: usize, [m, n, k]: [usize; 3], out: &mut String) {
+    let (device, mut rng) = (gpu(0), Random(1));
+    device.launcher().count_accesses();
+    let (a_form, b_form) = FORMS[form];
+    let spec = GemmSpec::new(m, n, k, a_form, b_form).tf32();
+    let (a, b) = (
+        upload(&device, &rng.integers::<f32>(m * k, 1)),
+        upload(&device, &rng.integers::<f32>(k * n, 1)),
+    );
+    let mut c = device.alloc::<f32>(Tag::Scratch, m * n).unwrap();
+    let (a, b, into) = (
+        Device::whole(&a),
+        Device::whole(&b),
+        Device::whole_mut(&mut c),
+    );
+    device
+        .gemm::<f32, f32>(&spec, a, b, None, None, into)
+        .unwrap();
+    let (c, blocks) = (counted(&device), m * n / 4096);
+    assert_eq!(c.mma as usize, (m / 16) * (n / 8) * (k / 8));
+    assert_eq!(c.global_read as usize, blocks * (64 + 64) * k * 4);
+    assert_eq!(c.global_written as usize, m * n * 4);
+    line(
+        out,
+        &format!("gemm_tf32_{} {m}x{n}x{k}", ["nn", "nt", "tn", "tt"][form]),
+        &c,
+    );
+}
+
 fn attention(d: usize, out: &mut String) {
     let (device, mut rng) = (gpu(0), Random(2));
     let shape = spec((1, 128, 128), (1, 1, d), false);
@@ -164,6 +194,9 @@ fn counters_are_the_golden_ones() {
                 assert_eq!(c.global_written as usize, m * n * bytes);
             }
         }
+    }
+    for form in 0..4 {
+        product_tf32(form, [128, 64, 64], &mut out);
     }
     for d in [64, 128, 256] {
         attention(d, &mut out);

@@ -9,7 +9,9 @@ use quintet_kernels::optimizer::naive;
 use quintet_kernels::{Backend, Error, Float, Gpu, Optimizer};
 
 use crate::common::*;
-use crate::{cross_entropy, embedding, moe, norm, optimizer, pointwise, rope, seeds};
+use crate::{
+    cross_entropy, embedding, folds, linear_loss, moe, norm, optimizer, pointwise, rope, seeds,
+};
 
 pub fn gpu(seed: u64) -> Gpu<Emulated> {
     Gpu::new(Emulated::new(Arch(80), seed)).unwrap()
@@ -64,6 +66,10 @@ macro_rules! laws {
             cross_entropy: cross_entropy::loss_and_gradient =>
                 ["logit_max" "logit_sums" "token_loss" "logit_backward"],
             cross_entropy_extremes: cross_entropy::extremes,
+            linear_loss: linear_loss::in_chunks =>
+                ["logit_max" "logit_sums" "shift_sums" "token_loss" "logit_backward"],
+            linear_loss_memory: linear_loss::keeps_to_its_chunk,
+            folds: folds::in_rank_order => ["fold"],
             adamw: optimizer::adamw => ["adamw"],
             adamw_cut: optimizer::adamw_cut_anywhere,
             sgd: optimizer::sgd => ["sgd"],

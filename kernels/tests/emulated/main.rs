@@ -17,6 +17,8 @@ mod cross_entropy;
 #[path = "../laws/embedding.rs"]
 mod embedding;
 mod flash;
+#[path = "../laws/folds.rs"]
+mod folds;
 #[path = "../matrix_laws/gemm.rs"]
 mod gemm;
 mod golden;
@@ -24,10 +26,15 @@ mod golden;
 mod instruction_laws;
 mod instructions;
 mod laws;
+#[path = "../laws/linear_loss.rs"]
+mod linear_loss;
 #[path = "../laws/moe.rs"]
 mod moe;
 #[path = "../laws/norm.rs"]
 mod norm;
+#[cfg(feature = "wire")]
+#[path = "../laws/one_device.rs"]
+mod one_device;
 #[path = "../laws/optimizer.rs"]
 mod optimizer;
 mod own_kernels;
@@ -39,6 +46,9 @@ mod pointwise;
 mod products;
 #[path = "../laws/rope.rs"]
 mod rope;
+#[cfg(feature = "wire")]
+#[path = "../laws/speak.rs"]
+mod speak;
 mod streams;
 #[path = "../matrix_laws/support.rs"]
 mod support;

@@ -54,6 +54,54 @@ fn whole_numbers_are_exact_in_every_form_and_type() {
     }
 }
 
+/// Asked for, f32 is rounded to tf32 in every form, and nothing else is lost; unasked it is exact.
+#[test]
+fn tf32_is_asked_for() {
+    for seed in seeds() {
+        let (device, mut rng) = (gpu(seed), Random(seed + 40));
+        for form in 0..4 {
+            for sizes in [shape(&mut rng), [64, 64, 32], [70, 68, 36]] {
+                let plain = spec(sizes, form, rng.below(2) == 1);
+                let [m, n, k] = sizes;
+                let (a, b) = (rng.integers::<f32>(m * k, 9), rng.integers::<f32>(k * n, 9));
+                let c = rng.integers::<f32>(m * n, 9);
+                let mut want = wide(&c);
+                naive::gemm(&plain, &wide(&a), &wide(&b), None, None, &mut want);
+                let got = multiply(&device, &plain.tf32(), &a, &b, &c);
+                assert_eq!(wide(&got), want, "{plain:?}");
+                // 12 bits of fraction, of which tf32 keeps 10.
+                let fine = vec![1.0 + 1.0 / 4096.0_f32; m * k];
+                let (ones, zeros) = (vec![1.0_f32; k * n], vec![0.0_f32; m * n]);
+                let sums = |spec: &GemmSpec| multiply(&device, spec, &fine, &ones, &zeros);
+                let k = k as f32;
+                assert_eq!(sums(&plain.tf32()), vec![k; m * n]);
+                assert_eq!(sums(&plain), vec![k + k / 4096.0; m * n]);
+            }
+        }
+        let log = device.launcher().take_log();
+        for form in ["nn", "nt", "tn", "tt"] {
+            assert!(
+                log.contains(&format!("gemm_tf32_{form}")),
+                "{form}: {log:?}"
+            );
+        }
+        let asked = spec([4, 4, 4], 0, false).tf32();
+        let of = |line: Result<String, _>| line.unwrap();
+        assert_eq!(
+            of(device.explain_gemm::<f32, f32>(&asked)),
+            "gemm_tf32: gemm_tf32_nn"
+        );
+        assert_eq!(
+            of(device.explain_gemm::<f32, bf16>(&asked)),
+            "gemm_simt: gemm_nn_f32_bf16"
+        );
+        assert_eq!(
+            of(device.explain_gemm::<f64, f64>(&asked)),
+            "gemm_simt: gemm_nn_f64_f64"
+        );
+    }
+}
+
 /// |error| <= k u sum |a||b|, and one rounding of the result.
 fn near<I: Float, O: Float<Acc = I::Acc>>(device: &Gpu<Emulated>, seed: u64) {
     let mut rng = Random(seed);

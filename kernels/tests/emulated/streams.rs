@@ -122,6 +122,30 @@ fn what_is_freed_or_unwritten_is_not_read() {
     assert_eq!(kind(device.synchronize(A)), Some(FaultKind::OutOfBounds));
 }
 
+/// Ranks that share a device speak by copies and folds on it, under every order of their streams.
+#[cfg(feature = "wire")]
+#[test]
+fn ranks_share_a_device() {
+    use quintet_kernels::launch::Libraries;
+    for seed in seeds() {
+        let device = device(seed);
+        let seat = |_| {
+            (
+                device.clone(),
+                [device.fresh_stream(), device.fresh_stream()],
+            )
+        };
+        crate::one_device::on_one_device(&device, seat);
+        let log = device.take_log();
+        for kernel in ["fold_f64", "fold_f32", "fold_bf16", "fold_f32_wide"] {
+            assert!(
+                log.iter().any(|name| name == kernel),
+                "{kernel} is not in {log:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn an_event_nobody_records_is_named() {
     let (one, other) = (device(0), device(1));

@@ -5,7 +5,7 @@
 
 use half::bf16;
 use quintet_kernels::emulated::Emulated;
-use quintet_kernels::gpu::GpuBuf;
+use quintet_kernels::gpu::{Fold, GpuBuf};
 use quintet_kernels::{
     AdamWSpec, Backend, CrossEntropy, CrossEntropySpec, Data, Embedding, EmbeddingSpec, Error, Gpu,
     Norm, NormSpec, Optimizer, Pointwise, Rope, RopeSpec, SgdSpec, Tag,
@@ -129,6 +129,9 @@ fn pointwise(book: &mut Book, x: &Buf<bf16>) {
         d.gelu_backward(whole(x), whole(x), out(&mut y))
     });
     book.op("add", (4 * N, 2 * N), |d| d.add(out(&mut y), whole(x)));
+    book.op("fold of 4", (8 * N, 2 * N), |d| {
+        d.fold(Fold::Sum, &[whole(x); 4], out(&mut y))
+    });
     book.op("cast bf16 to f32", (2 * N, 4 * N), |d| {
         d.cast(whole(x), out(&mut wide))
     });

@@ -7,6 +7,7 @@
 mod common;
 mod cross_entropy;
 mod embedding;
+mod linear_loss;
 mod moe;
 mod norm;
 mod optimizer;
@@ -46,6 +47,8 @@ macro_rules! kernel_laws {
             embedding_shards: embedding::shards_sum_to_the_whole,
             cross_entropy: cross_entropy::loss_and_gradient,
             cross_entropy_extremes: cross_entropy::extremes,
+            linear_loss: linear_loss::in_chunks,
+            linear_loss_memory: linear_loss::keeps_to_its_chunk,
             adamw: optimizer::adamw,
             adamw_cut: optimizer::adamw_cut_anywhere,
             sgd: optimizer::sgd,

@@ -107,6 +107,12 @@ impl<E: Float> Problem<E> {
         self
     }
 
+    /// The same with scores capped.
+    pub fn capped(mut self, cap: f64) -> Self {
+        self.spec.softcap = Some(cap);
+        self
+    }
+
     /// The same problem with these keys alone.
     pub fn with_keys(&self, keys: &[usize]) -> Self {
         let width = self.spec.kv_heads * self.spec.head_dim;
@@ -235,6 +241,7 @@ pub fn spec(
         scale: 1.0 / (head_dim as f64).sqrt(),
         causal,
         window: None,
+        softcap: None,
         dropout: None,
     }
 }
@@ -260,7 +267,7 @@ impl Size {
     }
 }
 
-/// Every shape, plain, packed with documents, with a window, with both, and with dropout.
+/// Every shape, plain, packed with documents, with a window, with both, and with dropout; capped too.
 fn problems<E: Float>(seed: u64, shapes: &[AttentionSpec]) -> Vec<Problem<E>> {
     let windows = [1, 5, 64, 100_000, usize::MAX];
     let shapes = shapes.iter().copied().enumerate();
@@ -276,7 +283,17 @@ fn problems<E: Float>(seed: u64, shapes: &[AttentionSpec]) -> Vec<Problem<E>> {
             let both = window.clone().packed(&mut rng);
             let [plain_dropped, both_dropped] = [&plain, &both].map(|x| x.clone().dropping(0.4));
             let packed = plain.clone().packed(&mut rng);
-            [plain, packed, window, both, plain_dropped, both_dropped]
+            let [capped, all] = [&packed, &both_dropped].map(|x| x.clone().capped(0.6));
+            [
+                plain,
+                packed,
+                window,
+                both,
+                plain_dropped,
+                both_dropped,
+                capped,
+                all,
+            ]
         })
         .collect()
 }
@@ -533,6 +550,14 @@ pub fn refuses_what_does_not_fit<B: Attention>(dev: &B) {
         },
         AttentionSpec {
             window: Some(0),
+            ..good
+        },
+        AttentionSpec {
+            softcap: Some(0.0),
+            ..good
+        },
+        AttentionSpec {
+            softcap: Some(f64::INFINITY),
             ..good
         },
     ] {

@@ -142,6 +142,13 @@ fn context(model: &ModelConfig, l: &Layout, batch: &Batch) -> Result<(), Invalid
             "a window of 0 tokens sees nothing, not even itself; the least is 1",
         ));
     }
+    if let Some(cap) = model.architecture.softcap
+        && !(cap > 0.0 && cap.is_finite())
+    {
+        return no(format!(
+            "scores are capped at {cap}; a cap is a number above 0, such as 50"
+        ));
+    }
     let pieces = l.cp.saturating_mul(2);
     if l.cp > 1 && !batch.seq.is_multiple_of(pieces) {
         let below = batch.seq / pieces * pieces;

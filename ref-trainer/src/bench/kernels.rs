@@ -88,6 +88,7 @@ fn attention<B: Backend + Attention, E: Scalar>(device: &B) -> Result<f64, Failu
         scale: 1.0 / (head_dim as f64).sqrt(),
         causal: true,
         window: None,
+        softcap: None,
         dropout: None,
     };
     let len = tokens * heads * head_dim;

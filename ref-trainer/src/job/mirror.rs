@@ -101,6 +101,8 @@ struct ArchitectureDef {
     qkv_bias: bool,
     out_bias: bool,
     qk_norm: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    softcap: Option<f64>,
 }
 
 fn llama() -> Architecture {

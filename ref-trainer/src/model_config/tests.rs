@@ -453,6 +453,14 @@ fn what_no_file_says_is_not_written() {
     windowed.config.window = Some(5);
     let again = Model::from_json("x", &windowed.to_json().unwrap()).unwrap();
     assert_eq!(again.config.window, Some(5));
+    let mut capped = Model::tiny();
+    capped.config.architecture.softcap = Some(50.0);
+    let text = capped.to_json().unwrap();
+    assert!(text.contains("\"attn_logit_softcapping\": 50.0"), "{text}");
+    let again = Model::from_json("x", &text).unwrap();
+    assert_eq!(again.config.architecture.softcap, Some(50.0));
+    let refused = Model::from_json("x", &text.replace("50.0", "0.0")).unwrap_err();
+    assert!(refused.to_string().contains("must be above 0"), "{refused}");
 }
 
 proptest! {

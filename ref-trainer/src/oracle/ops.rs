@@ -202,7 +202,9 @@ pub(super) fn attention(
             let row = at(t, h, heads, e);
             let p_s = &mut p_hts[(h * tokens + t) * tokens..][first[t]..=t];
             for (s, p) in (first[t]..).zip(p_s.iter_mut()) {
-                *p = dot(&q_the[row.clone()], &k_ske[kv_at(config, s, h)]) / (e as f64).sqrt();
+                let score =
+                    dot(&q_the[row.clone()], &k_ske[kv_at(config, s, h)]) / (e as f64).sqrt();
+                *p = capped(config, score).0;
             }
             softmax(p_s);
             for (s, p) in (first[t]..).zip(p_s.iter()) {
@@ -215,7 +217,7 @@ pub(super) fn attention(
 }
 
 /// Gradients of q, k and v. With `dp[s] = do[t] . v[s]`, the softmax gives
-/// `dscore[s] = p[s] (dp[s] - sum_s p[s] dp[s])`.
+/// `dscore[s] = p[s] (dp[s] - sum_s p[s] dp[s])`, times the slope of the cap where scores have one.
 pub(super) fn attention_backward(
     config: &ModelConfig,
     (sight, site): (&Sight, u32),
@@ -241,7 +243,11 @@ pub(super) fn attention_backward(
             let pull = dot(p_s, &dp_s);
             for (s, (p, dp)) in (first[t]..).zip(p_s.iter().zip(&dp_s)) {
                 let kv = kv_at(config, s, h);
-                let dscore = p * (dp - pull) / (e as f64).sqrt();
+                let mut dscore = p * (dp - pull) / (e as f64).sqrt();
+                if config.architecture.softcap.is_some() {
+                    let score = dot(&q_the[row.clone()], &k_ske[kv.clone()]) / (e as f64).sqrt();
+                    dscore *= capped(config, score).1;
+                }
                 let stays = p * factors[s - first[t]];
                 add_scaled(&mut dv_ske[kv.clone()], stays, &do_the[row.clone()]);
                 add_scaled(&mut dq_the[row.clone()], dscore, &k_ske[kv.clone()]);
@@ -250,6 +256,17 @@ pub(super) fn attention_backward(
         }
     }
     (dq_the, dk_ske, dv_ske)
+}
+
+/// A score as the softmax takes it, and the derivative of that.
+fn capped(config: &ModelConfig, score: f64) -> (f64, f64) {
+    match config.architecture.softcap {
+        None => (score, 1.0),
+        Some(cap) => {
+            let part = (score / cap).tanh();
+            (cap * part, 1.0 - part * part)
+        }
+    }
 }
 
 /// Where head `head` of token `token` lies, among rows of `heads` heads.

@@ -44,6 +44,9 @@ pub struct Verdict {
     pub bytes_predicted: BTreeMap<String, u64>,
     /// Bytes sent by group, counted.
     pub bytes_counted: BTreeMap<String, u64>,
+    /// Whether collectives were performed where a device's memory lies (by NCCL, or by copies and the fold
+    /// kernel among ranks that share a device) and not through the host.
+    pub on_device: bool,
     /// Bytes held by category on the fullest rank, at rest and at the highest, worked out before
     /// anything was allocated.
     pub memory_predicted: BTreeMap<String, Held>,
@@ -138,6 +141,9 @@ impl fmt::Display for Verdict {
                     "  bytes of {group}: predicted none, counted {counted}, DIFFERS"
                 )?;
             }
+        }
+        if self.on_device {
+            writeln!(f, "  collectives: performed where the device's memory lies")?;
         }
         for (category, predicted) in &self.memory_predicted {
             let (rest, peak) = (predicted.at_rest, predicted.peak);

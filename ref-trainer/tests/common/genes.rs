@@ -118,6 +118,7 @@ pub(super) const ARCHITECTURES: [Architecture; 6] = [
         positions: Positions::PartRotary(2),
         qkv_bias: true,
         qk_norm: true,
+        softcap: Some(0.7),
         ..Architecture::LLAMA
     },
 ];

@@ -6,6 +6,8 @@
 //! dS = scale P (do v^T - delta)        dk += dS^T q        for each block of keys that it sees
 //!                                      dq += dS k
 //! ```
+//!
+//! Where scores are capped, P is of the capped ones, and dS is times `1 - tanh^2`.
 
 use alloc::vec::Vec;
 
@@ -104,6 +106,7 @@ fn backward_group<T: Tile>(
     let len = key_blocks.len() * (2 * across + along)
         + 2 * keys * d
         + QUERIES * (2 * KEYS + d)
+        + KEYS
         + 2 * Right::<T>::room(QUERIES, d);
     let mut scratch = Scratch::take();
     let mut room = scratch.of::<T>(len);
@@ -121,7 +124,9 @@ fn backward_group<T: Tile>(
     let (dk, dv) = (cut(&mut room, keys * d), cut(&mut room, keys * d));
     dk.fill(T::ZERO);
     dv.fill(T::ZERO);
+    let slopes = cut(&mut room, KEYS);
     let scale = T::from_f64(x.spec.scale);
+    let cap = x.spec.softcap.map(T::from_f64);
     for (r, mut dq_sd) in dq.into_iter().enumerate() {
         let h = g * heads / x.spec.kv_heads + r;
         let dropped = Dropped::new(x, b, h);
@@ -150,13 +155,18 @@ fn backward_group<T: Tile>(
                     || {
                         let rows = p.chunks_exact_mut(z.len).zip(ds.chunks_exact_mut(z.len));
                         for (i, (p, ds)) in rows.enumerate() {
-                            weigh(p, &mask, i, scale, lse[i]);
+                            let slopes = cap.map(|cap| bend(p, slopes, scale, cap));
+                            let by = if slopes.is_some() { T::ONE } else { scale };
+                            weigh(p, &mask, i, by, lse[i]);
                             match &dropped {
                                 None => differentiate(p, ds, scale, delta[i]),
                                 Some(dropped) => {
                                     let (at, by) = ((s.first + i, *z), (scale, delta[i]));
                                     dropped.differentiate(at, p, ds, by);
                                 }
+                            }
+                            for (ds, &slope) in ds.iter_mut().zip(slopes.unwrap_or_default()) {
+                                *ds *= slope;
                             }
                         }
                     },
@@ -178,6 +188,16 @@ fn backward_group<T: Tile>(
     let (mut dk_zd, mut dv_zd) = (dk_zd, dv_zd);
     give(dk, &mut dk_zd, d, y.add);
     give(dv, &mut dv_zd, d, y.add);
+}
+
+/// Products to capped scores; gives the derivatives of those by the scaled ones.
+#[inline(always)]
+fn bend<'a, T: Real>(p: &mut [T], slopes: &'a mut [T], scale: T, cap: T) -> &'a [T] {
+    for (x, slope) in p.iter_mut().zip(slopes.iter_mut()) {
+        let part = (*x * scale / cap).tanh();
+        (*x, *slope) = (cap * part, T::ONE - part * part);
+    }
+    slopes
 }
 
 /// Scores to weights.

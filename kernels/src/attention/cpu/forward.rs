@@ -141,7 +141,8 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut out: Out<'_, T>) {
             (z, kt, Right::new(v.from(z.first, 0), z.len, d, v_room))
         })
         .collect();
-    let (scale, dropped) = (T::from_f64(x.spec.scale), Dropped::new(x, b, h));
+    let dropped = Dropped::new(x, b, h);
+    let (scale, cap) = (T::from_f64(x.spec.scale), x.spec.softcap.map(T::from_f64));
     for s in blocks(queries, QUERIES) {
         let mut room = &mut *room;
         let acc = cut(&mut room, s.len * d);
@@ -158,7 +159,7 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut out: Out<'_, T>) {
             wide(
                 #[inline(always)]
                 || {
-                    soften(p, &mask, scale, [&mut *max, &mut *sum, &mut *fade]);
+                    soften(p, &mask, (scale, cap), [&mut *max, &mut *sum, &mut *fade]);
                     for (acc, &fade) in acc.chunks_exact_mut(d).zip(fade.iter()) {
                         for o in acc {
                             *o *= fade;
@@ -180,11 +181,21 @@ fn head<T: Tile>(x: &Call<'_, T>, b: usize, h: usize, mut out: Out<'_, T>) {
 /// Scores to weights `exp(score - max)`; `fade` is the factor on what came before. Each step is
 /// done for all rows before the next: within one row they would wait for each other.
 #[inline(always)]
-fn soften<T: Real>(p: &mut [T], mask: &Mask<'_>, scale: T, [max, sum, fade]: [&mut [T]; 3]) {
+fn soften<T: Real>(
+    p: &mut [T],
+    mask: &Mask<'_>,
+    (scale, cap): (T, Option<T>),
+    [max, sum, fade]: [&mut [T]; 3],
+) {
     let keys = mask.keys();
     for (i, row) in p.chunks_exact_mut(keys).enumerate() {
         for x in row.iter_mut() {
             *x *= scale;
+        }
+        if let Some(cap) = cap {
+            for x in row.iter_mut() {
+                *x = cap * (*x / cap).tanh();
+            }
         }
         mask.hide(i, row, T::NEG_INFINITY);
         fade[i] = fold_lanes(row, max[i], T::max);

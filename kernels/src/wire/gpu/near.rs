@@ -5,10 +5,15 @@
 //! started    on a stream of the communicator's own: waits for `after`, then the collective
 //! messages   on a stream of each peer and direction: what sends waits on the device for what receives
 //! ```
+//!
+//! A library (NCCL) works on the memory behind the device's back, and is lent it; ranks that share a
+//! device (`same_device.rs`) put copies and kernels on the stream as any op does.
 
 #![allow(unsafe_code)] // promises about device memory
 
+use core::any::Any;
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use quintet_collectives::plan::CollectiveShape as Shape;
@@ -16,21 +21,78 @@ use quintet_collectives::transport::device::{Lane, Span};
 use quintet_collectives::{Communicator, Error, ReduceOp, Transport};
 
 use super::{Staging, Wire, reading, writing};
+use crate::backend::slice_mut;
 use crate::gpu::{Gpu, GpuBuf, GpuMut, GpuRef};
 use crate::launch::{Launch, Libraries, Stream};
 use crate::{Backend, Data, Queue};
 
 /// A stream, and what the work that is put there next waits for and reads.
-struct GpuLane<L: Launch> {
+pub(super) struct GpuLane<L: Launch> {
     gpu: Gpu<L>,
     stream: Stream,
     after: Option<L::Event>,
     reads: (u64, usize),
+    /// Whether a library was called with it.
+    lent: AtomicBool,
 }
 
 impl<L: Launch> GpuLane<L> {
+    pub(super) fn launcher(&self) -> &L {
+        self.gpu.launcher()
+    }
+
+    pub(super) fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// Puts on the stream what comes before the work.
+    pub(super) fn open(&self) {
+        if let Some(after) = &self.after {
+            self.launcher().wait(self.stream, after);
+        }
+    }
+
     fn libraries(&self) -> Result<&dyn Libraries, Error> {
         libraries(self.gpu.launcher())
+    }
+
+    /// What came by the stream is there, in `view`.
+    fn filled<T: Data>(&self, view: &GpuMut<'_, L, T>) -> Result<(), Error> {
+        if !self.lent.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let written = bytes(Gpu::as_ref(view));
+        let libraries = self.libraries()?;
+        libraries.filled(self.stream, written).map_err(writing)
+    }
+}
+
+/// A buffer in which something is under way on a lane.
+pub(super) struct Kept<L: Launch, T: Data> {
+    buf: Option<GpuBuf<L, T>>,
+    lane: Arc<GpuLane<L>>,
+}
+
+impl<L: Launch, T: Data> Kept<L, T> {
+    /// The buffer, once `comes` of it has come, and the point of the lane's stream at which it has.
+    pub(super) fn arrived(
+        mut self,
+        comes: &Range<usize>,
+    ) -> Result<(GpuBuf<L, T>, L::Event), Error> {
+        let mut buf = self.buf.take().ok_or_else(super::twice)?;
+        let part = slice_mut::<Gpu<L>, T>(Gpu::whole_mut(&mut buf), comes.clone());
+        self.lane.filled(&part)?;
+        Ok((buf, self.lane.launcher().record(self.lane.stream)))
+    }
+}
+
+impl<L: Launch, T: Data> Drop for Kept<L, T> {
+    /// Nobody has waited: the memory is freed on compute, after what is under way.
+    fn drop(&mut self) {
+        if self.buf.is_some() {
+            let event = self.lane.launcher().record(self.lane.stream);
+            self.lane.gpu.wait(Queue::Compute, &event);
+        }
     }
 }
 
@@ -60,9 +122,8 @@ impl<L: Launch> Lane for GpuLane<L> {
     }
 
     fn begin(&self) -> Result<(), Error> {
-        if let Some(after) = &self.after {
-            self.gpu.launcher().wait(self.stream, after);
-        }
+        self.open();
+        self.lent.store(true, Ordering::Relaxed);
         let libraries = self.libraries()?;
         libraries.lend(self.stream, self.reads).map_err(reading)
     }
@@ -70,22 +131,15 @@ impl<L: Launch> Lane for GpuLane<L> {
     fn idle(&self) -> Result<bool, Error> {
         self.libraries()?.idle(self.stream).map_err(reading)
     }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
 }
 
 /// Address and bytes of a view.
 fn bytes<L: Launch, T: Data>(view: GpuRef<'_, L, T>) -> (u64, usize) {
     (view.ptr(), Gpu::len(view) * size_of::<T>())
-}
-
-/// What came by `stream` is there.
-pub(super) fn filled<L: Launch, T: Data>(
-    view: &GpuMut<'_, L, T>,
-    stream: Stream,
-) -> Result<(), Error> {
-    let view = Gpu::as_ref(view);
-    let gpu = view.gpu();
-    let libraries = libraries(gpu.launcher())?;
-    libraries.filled(stream, bytes(view)).map_err(writing)
 }
 
 /// Performs a collective; the input is a view of its own or a part of the output.
@@ -106,9 +160,11 @@ pub(super) fn perform<L: Launch, W: Transport + Send + 'static, T: Wire>(
         stream,
         after: None,
         reads: bytes(input),
+        lent: AtomicBool::new(false),
     };
-    comm.on_device(shape, op, spans, Arc::new(lane))?;
-    filled(output, stream)
+    let lane = Arc::new(lane);
+    comm.on_device(shape, op, spans, lane.clone())?;
+    lane.filled(output)
 }
 
 /// Starts a collective of which `goes` and `comes` are the input and the output in `buf`.
@@ -119,11 +175,11 @@ pub(super) fn start<L: Launch, W: Transport + Send + 'static, T: Wire>(
     [goes, comes]: [Range<usize>; 2],
     after: L::Event,
 ) -> Result<Staging<L, T>, Error> {
-    let (lane, stream) = lane(&buf, (comm.number(), 0), &goes, after)?;
+    let lane = lane(&buf, (comm.number(), 0), &goes, after)?;
     let spans = [part(&buf, &goes), part(&buf, &comes)];
     let gpu = buf.gpu();
-    let started = comm.start_on_device(buf, shape, op, spans, Arc::new(lane))?;
-    Ok(Staging::near(gpu, comes, started, stream))
+    let started = comm.start_on_device(kept(buf, &lane), shape, op, spans, lane)?;
+    Ok(Staging::near(gpu, comes, started))
 }
 
 /// Starts to send all of `buf`, or to receive into it.
@@ -143,34 +199,40 @@ pub(super) fn message<L: Launch, W: Transport + Send + 'static, T: Wire>(
     // Without an event what compute has done so far with the buffer comes before.
     let after = after.unwrap_or_else(|| gpu.record(Queue::Compute));
     let key = (comm.number(), 1 + 2 * peer as u64 + u64::from(out));
-    let (lane, stream) = lane(&buf, key, &goes, after)?;
-    let (span, lane, to) = (part(&buf, &all), Arc::new(lane), (peer, tag));
+    let lane = lane(&buf, key, &goes, after)?;
+    let (span, to) = (part(&buf, &all), (peer, tag));
+    let kept = kept(buf, &lane);
     let started = match out {
-        true => comm.start_send_on_device(buf, span, to, lane)?,
-        false => comm.start_recv_on_device(buf, span, to, lane)?,
+        true => comm.start_send_on_device(kept, span, to, lane)?,
+        false => comm.start_recv_on_device(kept, span, to, lane)?,
     };
-    Ok(Staging::near(gpu, comes, started, stream))
+    Ok(Staging::near(gpu, comes, started))
 }
 
-fn lane<L: Launch, T: Data>(
+pub(super) fn lane<L: Launch, T: Data>(
     buf: &GpuBuf<L, T>,
     key: (u64, u64),
     goes: &Range<usize>,
     after: L::Event,
-) -> Result<(GpuLane<L>, Stream), Error> {
+) -> Result<Arc<GpuLane<L>>, Error> {
     let gpu = buf.gpu();
     let stream = gpu.lane(key, libraries(gpu.launcher())?);
-    let lane = GpuLane {
+    Ok(Arc::new(GpuLane {
         gpu,
         stream,
         after: Some(after),
         reads: bytes(Gpu::slice(Gpu::whole(buf), goes.clone())),
-    };
-    Ok((lane, stream))
+        lent: AtomicBool::new(false),
+    }))
+}
+
+fn kept<L: Launch, T: Data>(buf: GpuBuf<L, T>, lane: &Arc<GpuLane<L>>) -> Kept<L, T> {
+    let (buf, lane) = (Some(buf), lane.clone());
+    Kept { buf, lane }
 }
 
 /// Part of a buffer that the operation will own.
-fn part<L: Launch, T: Wire>(buf: &GpuBuf<L, T>, range: &Range<usize>) -> Span {
+pub(super) fn part<L: Launch, T: Wire>(buf: &GpuBuf<L, T>, range: &Range<usize>) -> Span {
     let view = Gpu::slice(Gpu::whole(buf), range.clone());
     // SAFETY: the operation owns the buffer until it is over, so nobody else has a view of it.
     unsafe { Span::new::<T>(view.ptr(), Gpu::len(view)) }

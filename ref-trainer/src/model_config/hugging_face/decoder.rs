@@ -124,6 +124,7 @@ pub(super) fn read(keys: &Keys, family: Decoder) -> Result<Model, String> {
             } else {
                 Positions::PartRotary(turning)
             },
+            softcap: softcap(keys)?,
             ..family.architecture
         },
         window: family.window,
@@ -150,7 +151,21 @@ pub(super) fn write(model: &Model, own: Value) -> Value {
         "tie_word_embeddings": c.tied,
         "max_position_embeddings": model.max_positions,
     });
-    both(common, own)
+    let capped = match c.architecture.softcap {
+        Some(cap) => both(common, json!({SOFTCAP: cap})),
+        None => common,
+    };
+    both(capped, own)
+}
+
+/// The cap of attention's scores, as Gemma 2's files have it.
+const SOFTCAP: &str = "attn_logit_softcapping";
+
+fn softcap(keys: &Keys) -> Result<Option<f64>, String> {
+    match number(keys, SOFTCAP)? {
+        Some(cap) if cap <= 0.0 => Err(format!("{SOFTCAP} is {cap}; it must be above 0, or null")),
+        cap => Ok(cap),
+    }
 }
 
 /// Refuses windows and layers of other kinds, which may be there and off.

@@ -9,7 +9,9 @@ use quintet_kernels::{Backend, GemmSpec, Gpu, Trans};
 
 use crate::attention::{Problem, spec};
 use crate::support::{FORMS, Random, close, download, gemm as multiply, upload, wide};
-use crate::{backend, cross_entropy, gpu, moe, norm, optimizer, pieces, pointwise, rope};
+use crate::{
+    backend, cross_entropy, folds, gpu, linear_loss, moe, norm, optimizer, pieces, pointwise, rope,
+};
 
 macro_rules! laws {
     ($($name:ident: $law:expr;)*) => {
@@ -34,6 +36,8 @@ laws! {
     dropout: pointwise::dropout_by_place::<_, f32>;
     embedding: crate::embedding::scatters_in_order::<_, bf16>;
     loss: cross_entropy::loss_and_gradient::<_, f32>;
+    linear_loss: linear_loss::in_chunks::<_, bf16>;
+    folds: folds::in_rank_order::<_, bf16>;
     adamw: optimizer::adamw::<_, bf16>;
     router: moe::router_ties_and_bias::<_, f32>;
     rows: moe::rows_there_and_back::<_, bf16>;
@@ -98,6 +102,17 @@ fn ranks_share_a_device() {
         for rank in 0..4 {
             scope.spawn(move || run(rank));
         }
+    });
+}
+
+/// The same, and what one has the others sum, by copies and folds on the device.
+#[test]
+fn ranks_of_a_device_speak_on_it() {
+    use quintet_kernels::launch::Stream;
+    let cuda = crate::cuda();
+    crate::one_device::on_one_device(&cuda, |rank| {
+        let streams = [Stream(100 + 2 * rank as u32), Stream(101 + 2 * rank as u32)];
+        (cuda.at_home(streams[0]), streams)
     });
 }
 

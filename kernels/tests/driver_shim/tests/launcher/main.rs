@@ -15,16 +15,22 @@ mod common;
 mod cross_entropy;
 #[path = "../../../laws/embedding.rs"]
 mod embedding;
+#[path = "../../../laws/folds.rs"]
+mod folds;
 #[path = "../../../matrix_laws/gemm.rs"]
 mod gemm;
 #[path = "../../../laws/instructions.rs"]
 mod instructions;
 mod intrinsics;
 mod laws;
+#[path = "../../../laws/linear_loss.rs"]
+mod linear_loss;
 #[path = "../../../laws/moe.rs"]
 mod moe;
 #[path = "../../../laws/norm.rs"]
 mod norm;
+#[path = "../../../laws/one_device.rs"]
+mod one_device;
 #[path = "../../../laws/optimizer.rs"]
 mod optimizer;
 #[path = "../../../matrix_laws/pieces.rs"]
@@ -34,6 +40,8 @@ mod pointwise;
 mod precompiled;
 #[path = "../../../laws/rope.rs"]
 mod rope;
+#[path = "../../../laws/speak.rs"]
+mod speak;
 #[path = "../../../matrix_laws/support.rs"]
 mod support;
 

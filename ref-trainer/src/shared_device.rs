@@ -1,0 +1,71 @@
+//! Devices that ranks of this process share, and what their communicators do about it.
+
+use std::sync::{Mutex, PoisonError};
+
+use quintet_collectives::{Communicator, transport::Transport};
+use quintet_kernels::Gpu;
+use quintet_kernels::launch::{Launch, Stream};
+use quintet_kernels::wire::{Board, RANKS, SameDevice};
+
+use crate::failure::Failure;
+use crate::job::Job;
+
+/// A device with what its ranks speak through.
+pub(crate) type Shared<L> = (L, Board<L>);
+
+/// Devices, each opened once: the ranks that share one share its compiled kernels too.
+#[derive(Debug)]
+pub(crate) struct Devices<L: Launch>(Mutex<Vec<Option<Shared<L>>>>);
+
+impl<L: Launch> Default for Devices<L> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<L: Launch> Devices<L> {
+    /// The device of a rank among as many as `count` says, made by `open` when first asked for: rank by rank,
+    /// and where they end from the first again, each rank on streams of its own that `streams`
+    /// gives. Beside it what the ranks speak through, where all of them are threads here and share
+    /// one device.
+    ///
+    /// # Errors
+    /// Those of `count` and `open`; exit 5 where a device has no memory left.
+    pub(crate) fn of_rank(
+        &self,
+        rank: usize,
+        all_here: Option<&Job>,
+        count: impl FnOnce() -> Result<usize, Failure>,
+        open: impl FnOnce(usize) -> Result<L, Failure>,
+        streams: impl FnOnce(&L, u32) -> (L, [Stream; 2]),
+    ) -> Result<(Gpu<L>, Option<Shared<L>>), Failure> {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.is_empty() {
+            slots.resize_with(count()?, || None);
+        }
+        let there = slots.len();
+        let slot = &mut slots[rank % there];
+        let (device, board) = match slot {
+            Some(shared) => shared.clone(),
+            None => slot.insert((open(rank % there)?, Board::default())).clone(),
+        };
+        let (home, streams) = streams(&device, 2 * (rank / there) as u32);
+        let one = all_here.is_some_and(|job| {
+            let world = job.layout.world();
+            !job.by_messages && world <= RANKS && (there == 1 || world == 1)
+        });
+        Ok((Gpu::on(home, streams)?, one.then_some((device, board))))
+    }
+}
+
+/// The communicator of the same ranks by which collectives are performed on the device that they share,
+/// or, where there is none, through the host. Nothing is sent.
+///
+/// # Errors
+/// Those of [`Communicator::over`].
+pub(crate) fn reaching<L: Launch, T: Transport + Send + 'static>(
+    comm: &Communicator<T>,
+    shared: Option<Shared<L>>,
+) -> Result<Communicator<SameDevice<L, T>>, Failure> {
+    Ok(comm.over("device", |end| SameDevice::new(end, shared))?)
+}
