@@ -10,7 +10,7 @@ const OPS: [Fold; 5] = [Fold::Sum, Fold::Prod, Fold::Min, Fold::Max, Fold::Mean]
 
 /// One element of each part, by the definition.
 fn fold<E: Float>(op: Fold, parts: &[E]) -> E {
-    let nan = |x: E::Acc| x != x;
+    let nan = |x: E::Acc| x.partial_cmp(&x).is_none();
     let two = |a: E::Acc, b: E::Acc| match op {
         Fold::Sum | Fold::Mean => a + b,
         Fold::Prod => a * b,
