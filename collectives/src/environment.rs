@@ -230,6 +230,11 @@ impl Env<'_> {
 /// No world is larger.
 const MAX_RANKS: usize = 1 << 24;
 
+/// A value as it may stand in a sentence.
+fn shown(text: &str) -> String {
+    text.chars().take(60).flat_map(char::escape_debug).collect()
+}
+
 fn wrong(name: &str, text: &str, what: &str) -> Error {
     let shown: String = text.chars().take(60).collect();
     Error::Environment(format!("{name} is {shown:?}, which is not {what}"))
@@ -298,7 +303,7 @@ fn torch(env: &Env<'_>) -> Result<Option<Place>> {
     if local_rank.is_none() && per_node.is_some_and(|n| n != "1") {
         return Err(Error::Environment(format!(
             "PET_NPROC_PER_NODE is {}, but LOCAL_RANK is not set: RANK is then the pod's and not the process's; start through torchrun --no-python",
-            per_node.unwrap_or_default()
+            shown(per_node.unwrap_or_default())
         )));
     }
     let elastic = env.text("TORCHELASTIC_RUN_ID");
@@ -523,7 +528,8 @@ fn kubernetes(env: &Env<'_>) -> Result<Option<Place>> {
     let Some(rank) = rank else {
         return match env.text("WORLD_SIZE") {
             Some(world) if world != "1" => Err(Error::Environment(format!(
-                "WORLD_SIZE is {world}, but RANK is not set{}",
+                "WORLD_SIZE is {}, but RANK is not set{}",
+                shown(world),
                 env.others("WORLD_SIZE")
             ))),
             _ => Ok(None),
@@ -533,7 +539,8 @@ fn kubernetes(env: &Env<'_>) -> Result<Option<Place>> {
         && let Some(per_node) = env.text("PET_NPROC_PER_NODE").filter(|n| *n != "1")
     {
         return Err(Error::Environment(format!(
-            "PET_NPROC_PER_NODE is {per_node}, but nothing says which of them this process is: start through torchrun --no-python"
+            "PET_NPROC_PER_NODE is {}, but nothing says which of them this process is: start through torchrun --no-python",
+            shown(per_node)
         )));
     }
     let world = match (env.number("PET_NNODES")?, env.number("WORLD_SIZE")?) {

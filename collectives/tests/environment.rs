@@ -242,6 +242,20 @@ fn contradictions_are_sentences_that_name_their_variables() {
 }
 
 #[test]
+fn whatever_a_value_holds_it_is_one_sentence_that_says_so() {
+    for name in ["WORLD_SIZE", "PET_NPROC_PER_NODE", "RANK"] {
+        let mut env = variables("PET_NODE_RANK=0");
+        if name == "WORLD_SIZE" {
+            env.clear();
+        }
+        env.insert(name.to_string(), format!("a\n{}", "b".repeat(500)));
+        let said = Place::parse(&env).unwrap_err().to_string();
+        assert!(said.contains("a\\nb") && !said.contains('\n'), "{said}");
+        assert!(said.len() < 300, "{said}");
+    }
+}
+
+#[test]
 fn host_lists() {
     for (list, first) in [
         ("a,b", "a"),
