@@ -67,7 +67,7 @@ pub fn environment() -> Variables {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// `QUINTET_TRANSPORT`: `tcp` (default), `unix`, `shm`, or `auto`: shared memory between ranks that can
-    /// really open each other's, tcp between all others.
+    /// really open each other's, tcp between all others; or `mpi`, where MPI has started the ranks.
     pub kind: Kind,
     /// `QUINTET_SECRET`: who lacks it cannot take part.
     pub secret: Vec<u8>,
@@ -118,7 +118,8 @@ impl Options {
             Some("unix") => Kind::Unix,
             Some("shm") => Kind::Shm,
             Some("auto") => Kind::Auto,
-            Some(_) => return Err(wrong("QUINTET_TRANSPORT", "tcp, unix, shm or auto")),
+            Some("mpi") => Kind::Mpi,
+            Some(_) => return Err(wrong("QUINTET_TRANSPORT", "tcp, unix, shm, auto or mpi")),
         };
         let mut options = Self {
             kind,
@@ -182,6 +183,8 @@ impl Process {
         let mut found = Found::default();
         let mut host = options.host.clone();
         match &place.meeting {
+            // MPI has brought them together.
+            _ if options.kind == Kind::Mpi => {}
             Meeting::Nowhere => {}
             Meeting::Folder(key) => {
                 // What the user named is the user's; what was made up here goes again.
@@ -244,6 +247,7 @@ impl Process {
         let seat = match &found.store {
             Some(store) => join.over(&**store)?,
             None if place.world == 1 => join.alone()?,
+            None if join.kind == Kind::Mpi => join.by_mpi()?,
             None => {
                 return Err(Error::Environment(format!(
                     "a world of {} must meet somewhere",
@@ -334,6 +338,11 @@ impl Process {
     /// # Errors
     /// [`Error::Rendezvous`] where the survivors do not meet within the timeout of the run.
     pub fn rebuild(self) -> Result<Self> {
+        if self.options.kind == Kind::Mpi {
+            return Err(Error::Rendezvous(String::from(
+                "MPI cannot go on without the ranks that were lost; start the run again, or let it speak over tcp",
+            )));
+        }
         let until = Instant::now() + self.options.timeout;
         let generation = self.seat.generation() + 1;
         let (members, found, host) = if self.leads() {

@@ -8,7 +8,7 @@
 //!      |
 //!      +-- sim    all ranks in one thread, seeded      +-- local   ranks are threads (std)
 //!      +-- delay  wraps another, each message takes time; fault: and goes other ways wrong
-//!      +-- socket ranks are processes, over tcp or unix sockets (std, unix), and shm (Linux)
+//!      +-- socket ranks are processes, over tcp or unix sockets (std, unix), shm (Linux), or mpi (a feature)
 //! ```
 //!
 //! `try_send` and `try_recv` never wait. Whoever has nothing left to do calls [`Transport::park`],
@@ -42,6 +42,8 @@ mod site;
 pub mod socket;
 
 pub use site::Site;
+#[cfg(all(feature = "mpi", unix))]
+pub use socket::mpi;
 
 /// One rank's end of one group.
 pub trait Transport {

@@ -18,6 +18,8 @@
 //! Between ranks of one host the same with [`Kind::Shm`]: the sockets then carry what is short, and what is long
 //! goes by memory that the ranks share ([`super::shm`]).
 //!
+//! And with [`Kind::Mpi`] what MPI has, without a socket (`mpi`, a feature).
+//!
 //! Failure: a process that dies closes its control connections, and each survivor sees that for
 //! itself; a survivor that gives up says first why. A host that falls silent is noticed over tcp in
 //! about two seconds, by the kernel. A stopped or busy process is not lost: who waits for it has its
@@ -50,6 +52,11 @@ mod group;
 pub(crate) mod handshake;
 mod join;
 mod mesh;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+#[cfg(not(feature = "mpi"))]
+#[path = "socket/no_mpi.rs"]
+mod mpi;
 #[cfg(target_os = "linux")]
 mod near;
 mod seat;
@@ -258,11 +265,9 @@ impl Sockets {
             return true;
         }
         let ranks = self.group.ranks.iter().zip(&self.sent);
-        ranks.into_iter().all(|(&rank, &sent)| {
-            self.mesh
-                .peer(rank)
-                .is_none_or(|peer| lock(&peer.out).done >= sent)
-        })
+        ranks
+            .into_iter()
+            .all(|(&rank, &sent)| self.mesh.has_sent(rank, sent))
     }
 
     /// Whether nothing that is waited for in the arena has come; who brings it knocks from now on.
@@ -277,6 +282,9 @@ impl Sockets {
     /// Sleeps until a socket of this group is ready or somebody rings, and serves what is ready.
     fn serve(&self, timeout: Duration) {
         let (mesh, group) = (&self.mesh, &self.group);
+        if let Some(mpi) = mesh.mpi() {
+            return mpi.wait(mesh, group, timeout);
+        }
         let mut fds = vec![PollFd::new(&group.waker, PollFlags::IN)];
         let mut ranks = Vec::with_capacity(group.ranks.len());
         for &rank in &group.ranks {
@@ -335,6 +343,9 @@ impl Transport for Sockets {
         if to == self.group.me {
             self.group.push(to, message);
             return Ok(None);
+        }
+        if self.mesh.mpi().is_some() {
+            mpi::fits(message.bytes())?;
         }
         if matches!(message.tag, Tag::User(_)) && !self.has_room(to, message.bytes() as u64) {
             return Ok(Some(message));

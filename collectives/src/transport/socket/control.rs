@@ -31,6 +31,7 @@ use super::{
     codec::{Reader, Writer, get_error, put_error},
     lock,
     mesh::Mesh,
+    mpi::Wires,
     poll,
     stream::Stream,
     waker::Waker,
@@ -173,6 +174,8 @@ const MAX_NOTE: u32 = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Plane {
     lines: Vec<Option<Line>>,
+    /// What carries notes and frames instead of connections.
+    pub(super) mpi: Option<Wires>,
     waker: Waker,
     /// Peers whose data connection ended, and when that is proof enough.
     suspects: Mutex<Vec<(usize, String, Instant)>>,
@@ -210,14 +213,28 @@ impl Plane {
         });
         Ok(Self {
             lines: lines.collect(),
+            mpi: None,
             waker: Waker::new()?,
             suspects: Mutex::default(),
             closing: AtomicBool::new(false),
         })
     }
 
+    /// No connection, everything by MPI.
+    pub(super) fn by(wires: Wires) -> Result<Self> {
+        let lines = (0..wires.place().1).map(|_| None).collect();
+        let plane = Self::new(lines)?;
+        Ok(Self {
+            mpi: Some(wires),
+            ..plane
+        })
+    }
+
     /// Tells one rank.
     pub(super) fn tell(&self, rank: usize, note: &Note) {
+        if let Some(mpi) = self.mpi.as_ref().filter(|mpi| mpi.place().0 != rank) {
+            return mpi.tell(rank, note);
+        }
         let Some(line) = self.lines.get(rank).and_then(Option::as_ref) else {
             return;
         };
@@ -280,8 +297,35 @@ impl Line {
     }
 }
 
+/// Between two looks at MPI where nobody else looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The same where something is on its way out.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Looks after MPI, which goes on only while it is called, until `mesh` is closed.
+fn look_after(mesh: &Mesh, mpi: &Wires) {
+    let plane = &mesh.plane;
+    let mut end = None;
+    loop {
+        let pause = if mpi.is_out() { LOOK } else { LOOK_AGAIN };
+        poll(&mut [PollFd::new(&plane.waker, PollFlags::IN)], pause);
+        plane.waker.hush();
+        mpi.progress(mesh);
+        if plane.closing.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if mpi.is_out() || now >= *end.get_or_insert(now + FAREWELL) {
+                return;
+            }
+        }
+    }
+}
+
 /// Serves the control connections of `mesh` until it is closed.
 pub(super) fn serve(mesh: &Arc<Mesh>) {
+    if let Some(mpi) = mesh.mpi() {
+        return look_after(mesh, mpi);
+    }
     let n = mesh.plane.lines.len();
     let mut service = Service {
         mesh,

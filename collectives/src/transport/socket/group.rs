@@ -252,6 +252,12 @@ impl Inbox {
             || self.confirm.is_some_and(|s| flushed && self.all_called(s))
     }
 
+    /// Whether nobody has roused the owner since it parked.
+    #[cfg(feature = "mpi")]
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked
+    }
+
     /// From now on whoever brings what is wanted rings the waker.
     pub(super) fn park(&mut self, on: bool) {
         self.parked = on;

@@ -31,6 +31,7 @@ use super::{
     faulty::Faulty,
     handshake::{self, Hello, Identity, PATIENCE, Purpose, Refusal, introduce, receive},
     mesh::{Mesh, Peer},
+    mpi::Wires,
     poll,
     seat::Seat,
     stream::{Listener, Stream, attempt, connect},
@@ -54,6 +55,9 @@ pub enum Kind {
     /// Shared memory and unix sockets between ranks that can really open each other's memory, tcp between
     /// all others.
     Auto,
+    /// What MPI has, which has started the ranks and knows them: no store, address or secret is looked at. Needs the
+    /// feature `mpi`.
+    Mpi,
 }
 
 /// What a rank needs to know to join its run.
@@ -143,6 +147,9 @@ impl Join {
         if self.world == 1 {
             return self.alone();
         }
+        if self.kind == Kind::Mpi {
+            return self.by_mpi();
+        }
         let host = match &self.host {
             Some(host) => host.clone(),
             None => store.host().unwrap_or_else(|| String::from("127.0.0.1")),
@@ -196,7 +203,7 @@ impl Join {
             Kind::Shm => host().map(Some),
             // Without any it goes by tcp.
             Kind::Auto => Ok(host().ok()),
-            Kind::Tcp | Kind::Unix => Ok(None),
+            Kind::Tcp | Kind::Unix | Kind::Mpi => Ok(None),
         }
     }
 
@@ -212,6 +219,28 @@ impl Join {
                 Ok(row.iter().map(|&sees| sees == 1).collect())
             })
             .collect()
+    }
+
+    /// The seat that MPI has given this process.
+    pub(crate) fn by_mpi(&self) -> Result<Seat> {
+        self.by(Wires::open()?)
+    }
+
+    pub(super) fn by(&self, wires: Wires) -> Result<Seat> {
+        let (rank, world) = wires.place();
+        if (rank, world) != (self.rank, self.world) {
+            return Err(Error::Rendezvous(format!(
+                "this process is rank {} of {}, and to MPI rank {rank} of {world}: it must be started by the mpirun of the MPI that it was built with",
+                self.rank, self.world
+            )));
+        }
+        let mesh = Mesh::new(
+            (rank, world, self.generation),
+            (self.buffer as u64, self.payload_crc),
+            (0..world).map(|_| None).collect(),
+            Plane::by(wires)?,
+        );
+        Seat::new(mesh)
     }
 
     /// A world of one, which needs nobody.

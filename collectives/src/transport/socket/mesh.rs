@@ -21,6 +21,7 @@ use super::{
     frame::{Frame, Kind},
     group::Group,
     lock,
+    mpi::Wires,
     stream::Stream,
 };
 #[cfg(target_os = "linux")]
@@ -36,13 +37,15 @@ pub(super) struct Mesh {
     pub(super) bound: u64,
     pub(super) payload_crc: bool,
     pub(super) peers: Vec<Option<Peer>>,
+    /// By rank: it said that no more data comes.
+    byes: Vec<AtomicBool>,
     pub(super) plane: Plane,
     pub(super) pool: Pool,
     /// Memory shared with ranks of this host.
     #[cfg(target_os = "linux")]
     pub(super) shm: Option<Arc<Shm>>,
-    /// Payload bytes sent over tcp and unix sockets.
-    sent: [AtomicU64; 2],
+    /// Payload bytes sent over tcp, unix sockets and MPI.
+    sent: [AtomicU64; 3],
     groups: RwLock<HashMap<u64, Weak<Group>>>,
     registry: Mutex<Registry>,
     /// Threads that outlived their communicator.
@@ -60,8 +63,6 @@ pub(super) struct Peer {
     pub(super) data: Stream,
     pub(super) out: Mutex<Out>,
     pub(super) inn: Mutex<In>,
-    /// It said that nothing more comes.
-    bye: AtomicBool,
     /// What is queued must go out though nobody waits for it.
     helped: AtomicBool,
 }
@@ -88,7 +89,6 @@ impl Peer {
             data,
             out: Mutex::default(),
             inn: Mutex::new(In::new()),
-            bye: AtomicBool::new(false),
             helped: AtomicBool::new(false),
         }
     }
@@ -108,6 +108,7 @@ impl Mesh {
             bound,
             payload_crc,
             peers,
+            byes: (0..world).map(|_| AtomicBool::new(false)).collect(),
             plane,
             pool: Pool::default(),
             #[cfg(target_os = "linux")]
@@ -122,6 +123,20 @@ impl Mesh {
 
     pub(super) fn peer(&self, rank: usize) -> Option<&Peer> {
         self.peers.get(rank).and_then(Option::as_ref)
+    }
+
+    /// MPI, where it carries everything and there are no connections.
+    pub(super) fn mpi(&self) -> Option<&Wires> {
+        self.plane.mpi.as_ref()
+    }
+
+    /// Whether that rank's frames below this number are with the kernel, or with MPI.
+    pub(super) fn has_sent(&self, rank: usize, number: u64) -> bool {
+        match (self.mpi(), self.peer(rank)) {
+            (Some(mpi), _) => mpi.done(rank) >= number,
+            (None, Some(peer)) => lock(&peer.out).done >= number,
+            (None, None) => true,
+        }
     }
 
     // Groups.
@@ -204,14 +219,14 @@ impl Mesh {
         drop(inn);
         match end {
             Ok(moved) => return moved,
-            Err(End::Closed(_)) if peer.bye.load(Ordering::Acquire) => {}
+            Err(End::Closed(_)) if self.byes[rank].load(Ordering::Acquire) => {}
             Err(End::Closed(why)) => self.plane.suspect(rank, why),
             Err(End::Damaged(why)) => self.ended(rank, why),
         }
         true
     }
 
-    fn deliver(&self, from: usize, frame: Frame, words: Vec<u64>) {
+    pub(super) fn deliver(&self, from: usize, frame: Frame, words: Vec<u64>) {
         if frame.generation != self.generation || frame.from as usize != from {
             let why = format!(
                 "it sent a frame of rank {} and generation {}",
@@ -293,14 +308,17 @@ impl Mesh {
 
     /// Counts payload on its way to a rank.
     pub(super) fn count(&self, rank: usize, bytes: usize) {
-        if let Some(peer) = self.peer(rank) {
-            let way = usize::from(matches!(peer.data, Stream::Unix(_)));
-            self.sent[way].fetch_add(bytes as u64, Ordering::Relaxed);
-        }
+        let way = match self.peer(rank).map(|peer| &peer.data) {
+            None if self.mpi().is_none() || rank == self.rank => return,
+            None => 2,
+            Some(Stream::Unix(_)) => 1,
+            Some(_) => 0,
+        };
+        self.sent[way].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Payload bytes sent over tcp, over unix sockets, and by shared memory.
-    pub(super) fn moved(&self) -> [u64; 3] {
+    /// Payload bytes sent over tcp, over unix sockets, by shared memory, and by MPI.
+    pub(super) fn moved(&self) -> [u64; 4] {
         #[cfg(target_os = "linux")]
         let shm = self
             .shm
@@ -308,12 +326,8 @@ impl Mesh {
             .map_or(0, |shm| shm.moved.load(Ordering::Relaxed));
         #[cfg(not(target_os = "linux"))]
         let shm = 0;
-        let [tcp, unix] = &self.sent;
-        [
-            tcp.load(Ordering::Relaxed),
-            unix.load(Ordering::Relaxed),
-            shm,
-        ]
+        let [tcp, unix, mpi] = self.sent.each_ref().map(|n| n.load(Ordering::Relaxed));
+        [tcp, unix, shm, mpi]
     }
 
     /// A sender waits for credit: it gets what there is, or else is remembered.
@@ -352,13 +366,16 @@ impl Mesh {
     /// Queues a frame for a rank and writes what can be written; the frame's number. What is not
     /// a collective's goes out although its sender may not wait for it.
     pub(super) fn push(&self, rank: usize, frame: Frame, words: Vec<u64>) -> u64 {
+        if frame.kind == Kind::Data {
+            self.count(rank, frame.payload());
+        }
+        if let Some(mpi) = self.mpi().filter(|_| rank != self.rank) {
+            return mpi.send(rank, &frame, words, &self.pool);
+        }
         let Some(peer) = self.peer(rank) else {
             return 0;
         };
         let alone = matches!(frame.tag, crate::transport::Tag::User(_));
-        if frame.kind == Kind::Data {
-            self.count(rank, frame.payload());
-        }
         let mut out = lock(&peer.out);
         let number = out.push(frame, words, &peer.data, &self.pool);
         let unsent = !out.is_empty();
@@ -493,17 +510,14 @@ impl Mesh {
     }
 
     fn bye(&self, rank: usize) {
-        if let Some(peer) = self.peer(rank) {
-            peer.bye.store(true, Ordering::Release);
-        }
+        self.byes[rank].store(true, Ordering::Release);
         self.see_off(rank);
     }
 
     /// Whether a rank has left in good order: both its connections have said so, each after all
     /// else that it had to say.
     fn has_left(&self, registry: &Registry, rank: usize) -> bool {
-        let bye = |peer: &Peer| peer.bye.load(Ordering::Acquire);
-        registry.gone.get(&rank) == Some(&None) && self.peer(rank).is_some_and(bye)
+        registry.gone.get(&rank) == Some(&None) && self.byes[rank].load(Ordering::Acquire)
     }
 
     fn see_off(&self, rank: usize) {

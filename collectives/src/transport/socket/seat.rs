@@ -31,6 +31,8 @@ pub struct Moved {
     pub unix: u64,
     /// By shared memory, of collectives as many as the plan sends.
     pub shm: u64,
+    /// By MPI.
+    pub mpi: u64,
 }
 
 /// A rank's place in a run. Dropped without [`Seat::finish`] it counts as finished well, or, while
@@ -85,8 +87,13 @@ impl Seat {
     /// Payload bytes sent so far.
     #[must_use]
     pub fn moved(&self) -> Moved {
-        let [tcp, unix, shm] = self.mesh.moved();
-        Moved { tcp, unix, shm }
+        let [tcp, unix, shm, mpi] = self.mesh.moved();
+        Moved {
+            tcp,
+            unix,
+            shm,
+            mpi,
+        }
     }
 
     /// Ranks that are known to have died or failed, in order.
@@ -225,9 +232,10 @@ impl Seat {
         for rank in 0..mesh.world {
             mesh.push(rank, bye, Vec::new());
         }
-        // After a failure nobody may be reading.
-        let linger = if mesh.failing() { BRIEFLY } else { LINGER };
-        let until = Instant::now() + linger;
+        let until = Instant::now() + self.patience();
+        if let Some(mpi) = mesh.mpi() {
+            return mpi.drain(mesh, until);
+        }
         loop {
             let unsent: Vec<usize> = (0..mesh.world)
                 .filter(|&rank| {
@@ -249,9 +257,17 @@ impl Seat {
         }
     }
 
+    /// After a failure nobody may be reading.
+    fn patience(&self) -> Duration {
+        if self.mesh.failing() { BRIEFLY } else { LINGER }
+    }
+
     /// Closes this direction of each connection. What has come is read first: to close on unread
     /// bytes would take back what is under way to the peer.
     fn shut(&self) {
+        if let Some(mpi) = self.mesh.mpi() {
+            return mpi.close(&self.mesh, Instant::now() + self.patience());
+        }
         for rank in 0..self.mesh.world {
             if let Some(peer) = self.mesh.peer(rank) {
                 peer.data.shutdown(Shutdown::Write);
