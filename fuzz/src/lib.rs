@@ -1,6 +1,6 @@
 //! Fuzz bodies: each is an ordinary function over bytes that must not panic and whose laws must
 //! hold for any input. `cargo test -p quintet-fuzz` runs them over the kept corpus and a few
-//! thousand seeded inputs; a `fuzz_target!` of libFuzzer's may call the same bodies.
+//! thousand seeded inputs; the targets of `fuzz/` beside this crate have libFuzzer look for more.
 
 mod bytes;
 mod environment;

@@ -1,7 +1,7 @@
 //! What peers and strangers send.
 
 use quintet_collectives::transport::socket::control::Note;
-use quintet_collectives::transport::socket::frame::{Frame, HEADER, Kind};
+use quintet_collectives::transport::socket::frame::{Frame, HEADER, Kind, MAX_PAYLOAD};
 use quintet_collectives::transport::socket::identify;
 use quintet_collectives::transport::{Call, Site, Tag};
 use quintet_collectives::{CollectiveShape, DType, Error, Order, ReduceOp};
@@ -13,9 +13,12 @@ use crate::bytes::Bytes;
 pub fn frames(data: &[u8]) {
     if let Ok(frame) = Frame::decode(data) {
         assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
-        assert!(
-            frame.payload() as u64 <= quintet_collectives::transport::socket::frame::MAX_PAYLOAD
-        );
+        assert!(frame.payload() as u64 <= MAX_PAYLOAD);
+    }
+    // The same fields under the right checksums, which no random bytes carry.
+    if let Ok(frame) = Frame::decode(&sealed_frame(data)) {
+        assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
+        assert!(frame.payload() as u64 <= MAX_PAYLOAD);
     }
     let mut bytes = Bytes(data);
     let sequence = u64::from(bytes.byte());
@@ -48,10 +51,45 @@ pub fn frames(data: &[u8]) {
     assert!(Frame::decode(&encoded).is_err());
 }
 
+/// A frame with a call, of these fields, zeros once they are used up.
+fn sealed_frame(fields: &[u8]) -> Vec<u8> {
+    const CALL: usize = 77;
+    let mut bytes = b"QNT1".to_vec();
+    bytes.extend(fields);
+    bytes.resize(HEADER + CALL, 0);
+    // Half of them have one.
+    let call = if bytes[6] & 2 == 0 { 0 } else { CALL };
+    bytes.truncate(HEADER + call);
+    let crc = crc32c::crc32c(&bytes[HEADER..]);
+    bytes[52..56].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32c::crc32c(&bytes[..HEADER - 4]);
+    bytes[HEADER - 4..HEADER].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+/// A greeting of these fields.
+fn sealed_hello(fields: &[u8]) -> Vec<u8> {
+    let mut bytes = b"QNTH\x01\0\0\0".to_vec();
+    bytes.extend(fields);
+    bytes.resize(73, 0);
+    bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+    bytes
+}
+
 /// Any bytes as notes, greetings and requests: refused, or read without a panic. A note of ours
 /// comes back, and no part of it is taken for a whole.
 pub fn rendezvous(data: &[u8]) {
     let _ = identify(data);
+    let hello = sealed_hello(data);
+    assert_eq!(identify(&hello).is_some(), hello[40] < 3);
+    let mut sealed = (data.len() as u32).to_le_bytes().to_vec();
+    sealed.extend(crc32c::crc32c(data).to_le_bytes());
+    sealed.extend(data);
+    if let Ok(Some((note, len))) = Note::decode(&sealed) {
+        assert_eq!(len, sealed.len());
+        let again = note.encode();
+        assert_eq!(Note::decode(&again), Ok(Some((note, again.len()))));
+    }
     let mut rest = data;
     while let Ok(Some((note, len))) = Note::decode(rest) {
         assert!(len <= rest.len());

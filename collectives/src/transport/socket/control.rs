@@ -136,7 +136,9 @@ impl Note {
         if crc32c::crc32c(body) != crc {
             return Err("a note with a wrong checksum");
         }
-        let note = Self::body(&mut Reader(body)).ok_or("a note without meaning")?;
+        let mut r = Reader(body);
+        let note = Self::body(&mut r).filter(|_| r.0.is_empty());
+        let note = note.ok_or("a note without meaning")?;
         Ok(Some((note, 8 + body.len())))
     }
 
