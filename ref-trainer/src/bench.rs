@@ -126,8 +126,11 @@ fn perform<T: Transport + Send + 'static>(
 /// The model that chooses: saved constants where there are some for this transport.
 fn model(job: &BenchJob) -> Result<Model, Failure> {
     let name = job.transport.transport();
-    // What `auto` takes between processes of one host.
-    let usual = if name == "auto" { "shm" } else { name };
+    // What `auto`, and MPI, take between processes of one host.
+    let usual = match name {
+        "auto" | "mpi" => "shm",
+        own => own,
+    };
     let mut within = Constants::of(usual).unwrap_or(Constants::LOCAL);
     if let Some(path) = &job.constants
         && let Some((_, saved)) = saved(path)?.into_iter().find(|(n, _)| n == name)

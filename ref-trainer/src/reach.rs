@@ -1,4 +1,5 @@
-//! What lies on a device travels through the host, or, where the job says so, by NCCL from where it lies.
+//! What lies on a device travels through the host, or, where the job says so, by NCCL from where it lies. What is not in
+//! every build: NCCL, MPI.
 
 #[cfg(feature = "nccl")]
 use quintet_collectives::nccl::{Library, Nccl};
@@ -19,6 +20,19 @@ pub fn built(job: &Job) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// Refuses MPI in a build without it.
+///
+/// # Errors
+/// Exit 2.
+pub fn built_with_mpi() -> Result<(), Failure> {
+    if cfg!(feature = "mpi") {
+        return Ok(());
+    }
+    Err(Failure::usage(
+        "--transport mpi is not in this quintet, which was built without MPI; cargo build --release -p quintet-ref-trainer --features mpi builds one with it (it needs an MPI with its mpicc, and libclang); others use auto, local, shm, unix or tcp",
+    ))
 }
 
 /// The communicator of the same ranks by which collectives are performed where the device's memory lies, which is

@@ -3,15 +3,14 @@
 //! ```text
 //! a launcher started this process    one rank of its processes, over --transport
 //! --launch processes                 processes, which this one starts
-//! --transport shm, unix, tcp         those too
+//! --transport shm, unix, tcp         those too (mpi: only where mpirun has started it)
 //! else                               threads of this process, over local
 //! ```
 
 use quintet_collectives::environment::{Family, Place, Variables};
 
 use super::apply::Told;
-use super::refuse::unbuilt;
-use super::words::{Launch, ReductionOrder, Transport, spelt};
+use super::words::{Launch, ReductionOrder, Transport};
 use crate::failure::Failure;
 use crate::job::{DeviceKind, Job, Over, Ranks};
 use crate::reach;
@@ -53,6 +52,11 @@ pub(super) fn ranks(
                 place.world
             )));
         }
+    }
+    if asked == Some(Some(Over::Mpi)) && told.launched.is_none() {
+        return Err(Failure::usage(
+            "--transport mpi is for ranks that MPI has started: mpirun -n N quintet ... --transport mpi; else use auto, shm, unix or tcp",
+        ));
     }
     let before_over = match before {
         Ranks::Processes(over) => Some(over),
@@ -102,8 +106,8 @@ pub(super) fn over(word: Transport) -> Result<Option<Over>, Failure> {
         Transport::Unix => Some(Over::Unix),
         Transport::Tcp => Some(Over::Tcp),
         Transport::Mpi => {
-            let instead = "use auto, local, shm, unix, tcp or nccl";
-            return unbuilt("transport", &spelt(word), instead).map(|()| None);
+            reach::built_with_mpi()?;
+            Some(Over::Mpi)
         }
     })
 }

@@ -204,7 +204,7 @@ pub(super) enum Transport {
     /// NCCL for what is on the device, in a build with feature nccl; all else as under auto. Its folds go in
     /// its own order, so --reduction-order any goes with it
     Nccl,
-    /// Not built yet: refused
+    /// MPI between the processes that mpirun has started, in a build with feature mpi
     Mpi,
 }
 

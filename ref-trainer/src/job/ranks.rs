@@ -27,6 +27,8 @@ pub enum Over {
     Unix,
     /// TCP.
     Tcp,
+    /// MPI, which has started them.
+    Mpi,
 }
 
 impl Ranks {
@@ -42,7 +44,7 @@ impl Ranks {
 
 impl Over {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Shm, Self::Unix, Self::Tcp];
+    pub const ALL: [Self; 5] = [Self::Auto, Self::Shm, Self::Unix, Self::Tcp, Self::Mpi];
 
     /// The word of `--transport` and `QUINTET_TRANSPORT`.
     #[must_use]
@@ -52,10 +54,11 @@ impl Over {
             Self::Shm => "shm",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
+            Self::Mpi => "mpi",
         }
     }
 
-    /// The sockets that ranks meet by.
+    /// What ranks meet by.
     #[must_use]
     pub const fn kind(self) -> Kind {
         match self {
@@ -63,6 +66,7 @@ impl Over {
             Self::Shm => Kind::Shm,
             Self::Unix => Kind::Unix,
             Self::Tcp => Kind::Tcp,
+            Self::Mpi => Kind::Mpi,
         }
     }
 }

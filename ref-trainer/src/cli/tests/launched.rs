@@ -41,6 +41,8 @@ fn ranks_are_what_launch_transport_and_the_launcher_say() {
             "verify --tp 2 --launch processes",
             Over::Auto,
         ),
+        #[cfg(feature = "mpi")]
+        (&torchrun("2"), "verify --dp 2 --transport mpi", Over::Mpi),
         // One process that our launcher started is a rank: it must not start itself again.
         (&ours, "train --transport shm", Over::Shm),
         (&srun, "verify --dp 2", Over::Unix),
@@ -58,6 +60,19 @@ fn ranks_are_what_launch_transport_and_the_launcher_say() {
         panic!();
     };
     assert_eq!((job.ranks, job.launched), (Threads, false));
+}
+
+#[test]
+fn mpi_is_for_ranks_that_it_has_started_and_builds_that_have_it() {
+    let words = if cfg!(feature = "mpi") {
+        "mpirun -n N quintet"
+    } else {
+        "--features mpi"
+    };
+    for line in ["train --dp 2", "verify", "bench all_reduce", ""] {
+        refused(&format!("{line} --transport mpi"), words);
+    }
+    refused("train --launch processes --transport mpi", words);
 }
 
 #[test]

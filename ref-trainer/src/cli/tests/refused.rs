@@ -23,7 +23,7 @@ fn experts_that_cannot_be_are_refused() {
 
 #[test]
 fn what_is_not_built_is_refused_by_name() {
-    let cases = ["--device emulated", "--transport mpi"];
+    let cases = ["--device emulated"];
     for flags in cases {
         for subcommand in ["", "train"] {
             refused(&format!("{subcommand} {flags}"), "not built yet");
