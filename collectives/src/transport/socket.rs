@@ -283,7 +283,9 @@ impl Sockets {
     fn serve(&self, timeout: Duration) {
         let (mesh, group) = (&self.mesh, &self.group);
         if let Some(mpi) = mesh.mpi() {
-            return mpi.wait(mesh, group, timeout);
+            // What it sent may be taken back by another thread, which rouses nobody.
+            let sending = !self.flushed();
+            return mpi.wait(mesh, group, timeout, || sending && self.flushed());
         }
         let mut fds = vec![PollFd::new(&group.waker, PollFlags::IN)];
         let mut ranks = Vec::with_capacity(group.ranks.len());

@@ -249,11 +249,18 @@ impl Wires {
         any
     }
 
-    /// Looks again and again until something has come, the group's owner is roused, or `timeout` is over.
-    pub(super) fn wait(&self, mesh: &Mesh, group: &Group, timeout: Duration) {
+    /// Looks again and again until something has come, the group's owner is roused, `over` says so, or
+    /// `timeout` is over.
+    pub(super) fn wait(
+        &self,
+        mesh: &Mesh,
+        group: &Group,
+        timeout: Duration,
+        over: impl Fn() -> bool,
+    ) {
         let until = Instant::now() + timeout;
         let (mut looks, mut nap) = (0, NAP);
-        while !self.progress(mesh) && lock(&group.inbox).is_parked() {
+        while !self.progress(mesh) && lock(&group.inbox).is_parked() && !over() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;

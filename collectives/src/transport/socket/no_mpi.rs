@@ -47,7 +47,7 @@ impl Wires {
         match *self {}
     }
 
-    pub(super) fn wait(&self, _: &Mesh, _: &Group, _: Duration) {
+    pub(super) fn wait(&self, _: &Mesh, _: &Group, _: Duration, _: impl Fn() -> bool) {
         match *self {}
     }
 
