@@ -36,8 +36,8 @@ JOINED = re.compile(r"::|==|<=|>=|!=|\w=$|[+*/-]=")
 TESTS = {
     "attention_mma": ["flash::unseen", "flash::nothing", "flash::pieces_in_order", "flash::every_width", "flash::near_naive", "golden"],
     "attention_simt": ["flash::unseen", "flash::nothing", "flash::pieces", "flash::near_naive", "flash::adjoint"],
-    "gemm_mma": ["products", "groups", "golden"], "gemm_simt": ["products", "groups"],
-    "add": ["sums"], "cast": ["casts"], "cross_entropy": ["cross_entropy"], "dropout": ["dropout", "own_kernels"],
+    "gemm_mma": ["products", "groups", "golden"], "gemm_simt": ["products", "groups"], "gemm_tf32": ["tf32", "golden"],
+    "add": ["sums"], "cast": ["casts"], "cross_entropy": ["cross_entropy", "linear_loss"], "dropout": ["dropout", "own_kernels"], "fold": ["folds"],
     "embedding": ["embedding"], "gelu": ["::gelu"], "layer_norm": ["layer_norm"], "optimizer": ["adamw", "sgd", "squares"],
     "permute": ["rows"], "prelude": ["rms_norm", "squares", "dropout", "layer_norm"], "rms_norm": ["rms_norm"], "rope": ["rope"],
     "router": ["router"], "swiglu": ["swiglu"],
@@ -148,7 +148,7 @@ def copy(text_of):
 
 def build():
     """The test program."""
-    command = ["cargo", "test", "-q", "-p", "quintet-kernels", "--features", "emulated", "--test", "emulated", "--no-run",
+    command = ["cargo", "test", "-q", "-p", "quintet-kernels", "--features", "emulated,wire", "--test", "emulated", "--no-run",
                "--message-format", "json"]
     done = subprocess.run(command, cwd=TREE, env=dict(os.environ, CARGO_TARGET_DIR=str(TARGET)), stdout=subprocess.PIPE, text=True)
     if done.returncode:
