@@ -148,7 +148,7 @@ impl<'a, E: Scalar> Recording<'a, E> {
             samples,
             begin,
             #[cfg(feature = "cuda")]
-            gpus: crate::gpus::Gpus::default(),
+            gpus: crew.gpus(),
             dtype: PhantomData,
         };
         Ok(crew.go(&work)?.map(|parts| joined(job, parts)))
@@ -184,7 +184,7 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 let device = Gpu::new(Emulated::new(Arch(80), seed))?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
-                    return self.on(device, crate::reach::over_nccl(&comm, true)?);
+                    return self.on(device, crate::reach::over_nccl(&comm, self.job.device)?);
                 }
                 self.on(device, comm)
             }
@@ -193,7 +193,7 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 let device = self.gpus.of_rank(comm.rank())?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
-                    return self.on(device, crate::reach::over_nccl(&comm, false)?);
+                    return self.on(device, crate::reach::over_nccl(&comm, self.job.device)?);
                 }
                 self.on(device, comm)
             }

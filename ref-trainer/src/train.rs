@@ -200,7 +200,7 @@ impl<'a, E: Scalar> Training<'a, E> {
             sender: Mutex::new(sender),
             epoch: Instant::now(),
             #[cfg(feature = "cuda")]
-            gpus: crate::gpus::Gpus::default(),
+            gpus: crew.gpus(),
             dtype: PhantomData,
         })
     }
@@ -246,7 +246,15 @@ impl<E: Scalar> Work for Training<'_, E> {
         let comm = comm.with_observer(spans.clone());
         match self.job.device {
             #[cfg(feature = "cuda")]
-            DeviceKind::Cuda => self.on(self.gpus.of_rank(comm.rank())?, comm, &spans, news),
+            DeviceKind::Cuda => {
+                let device = self.gpus.of_rank(comm.rank())?;
+                #[cfg(feature = "nccl")]
+                if self.job.nccl {
+                    let comm = crate::reach::over_nccl(&comm, self.job.device)?;
+                    return self.on(device, comm, &spans, news);
+                }
+                self.on(device, comm, &spans, news)
+            }
             #[cfg(not(feature = "cuda"))]
             DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
             // The command line leaves no other to training.
