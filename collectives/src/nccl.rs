@@ -29,7 +29,7 @@ mod line;
 
 pub use end::Nccl;
 pub use host::HostLane;
-pub use library::{Library, OLDEST, VARIABLE, Version};
+pub use library::{Library, OLDEST, SHARED_GPUS, VARIABLE, Version};
 
 /// How an operation is done: a row of the README's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -95,6 +95,15 @@ impl Cuda {
         Ok(Device::count(&driver::Driver::load()?)?)
     }
 
+    /// Where device number `ordinal` sits in its machine, as "0000:3b:00.0": the same for whoever sees it,
+    /// under whatever number. Nothing of the device is used up.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where there is no driver or no such device.
+    pub fn bus_id(ordinal: usize) -> Result<String, Error> {
+        Ok(Device::bus_id(&driver::Driver::load()?, ordinal)?)
+    }
+
     /// The same device, where memory is allocated in the order of `stream`: the compute stream of
     /// the one who allocates. Ranks that share a device have one each.
     #[must_use]

@@ -209,7 +209,7 @@ fn nameable(arguments: &[OsString]) -> Result<(), Failure> {
 }
 
 fn train(job: Job) -> Result<Command, Failure> {
-    refuse::train(job.device, job.nccl)?;
+    refuse::train(job.device)?;
     Ok(Command::Train(job))
 }
 

@@ -4,17 +4,15 @@
 //! threads      World::go(work)              all ranks are here
 //! processes    work on my communicator      one is; what each leaves goes to rank 0 as JSON
 //!                |
-//!                +-- first of all they compare what they were started with
+//!                +-- first of all they compare what they were started with, and see who is where (`seats.rs`)
 //! ```
 
+mod seats;
+
 use std::fmt::Display;
-#[cfg(feature = "nccl")]
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-#[cfg(feature = "nccl")]
-use quintet_collectives::Axis;
 use quintet_collectives::cost::{self, Model};
 use quintet_collectives::transport::Transport;
 use quintet_collectives::{Communicator, Process, ReduceOp, World, process};
@@ -49,6 +47,8 @@ pub struct Crew {
     world: usize,
     by_messages: bool,
     process: Option<Process>,
+    /// Of a process that computes on a device: its number on its host.
+    number: Option<usize>,
     /// What all communicators choose their plans by.
     choice: Arc<Model>,
 }
@@ -64,7 +64,7 @@ impl Crew {
         corpus: &Corpus,
         body: impl FnOnce(&Self) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let crew = Self::meet(job)?;
+        let mut crew = Self::meet(job)?;
         let alike = crew.alike(job, corpus).and_then(|()| crew.seated(job));
         if let Err(failure) = alike {
             // All find it, each in its own time: whoever ended badly would hide it from the rest.
@@ -92,6 +92,7 @@ impl Crew {
             world: job.layout.world(),
             by_messages: job.by_messages,
             process: None,
+            number: None,
             choice: Arc::new(choice(job)?),
         })
     }
@@ -115,6 +116,12 @@ impl Crew {
     #[must_use]
     pub fn is_process(&self) -> bool {
         self.process.is_some()
+    }
+
+    /// The GPUs that its ranks here run on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpus(&self) -> crate::gpus::Gpus {
+        crate::gpus::Gpus::of(self.number)
     }
 
     /// Lets every rank do its work; where rank 0 is, what all have left, in rank order. Once.
@@ -169,61 +176,6 @@ impl Crew {
         }
         comm.barrier()?;
         Ok(Instant::now())
-    }
-
-    /// Refuses ranks of which two would share a GPU, where NCCL moves what lies there; says where a tp group
-    /// leaves its host.
-    #[cfg(feature = "nccl")]
-    fn seated(&self, job: &Job) -> Result<(), Failure> {
-        use crate::devices::{Seat, apart, devices, shared};
-        use quintet_collectives::nccl::{Library, Version};
-        let (Some(process), true) = (&self.process, job.nccl) else {
-            return Ok(());
-        };
-        let library = Library::open()?;
-        let variable = |name: &str| std::env::var(name).ok();
-        let host = || {
-            let name = rustix::system::uname();
-            name.nodename().to_string_lossy().into_owned()
-        };
-        let mine = Seat {
-            host: variable("QUINTET_HOST").unwrap_or_else(host),
-            local_rank: process.place().local_rank,
-            visible: variable("CUDA_VISIBLE_DEVICES"),
-        };
-        let read = |e: serde_json::Error| Failure::aborted(format!("a rank's place: {e}"));
-        let comm = process.communicator()?;
-        let seats = comm.gather_bytes(&serde_json::to_vec(&mine).map_err(read)?, 0)?;
-        let mut verdict: (Option<String>, Option<String>) = (None, None);
-        if self.leads() {
-            let seats = seats.iter().map(|seat| serde_json::from_slice(seat));
-            let seats: Vec<Seat> = seats.collect::<Result<_, _>>().map_err(read)?;
-            let mesh = quintet_planner::model::mesh(&job.layout)?;
-            let tp = |rank| mesh.group(rank, &[mesh.factor(Axis::Tp)]);
-            // A library on host memory has no GPUs to share.
-            let may = library.on_host()
-                || library.version() >= Version(23000)
-                    && variable("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Some("1");
-            verdict = match devices(&seats) {
-                Err(failure) => (Some(failure.sentence), None),
-                Ok(devices) => (
-                    shared(&devices).filter(|_| !may),
-                    apart(&devices, (0..self.world).map(tp)),
-                ),
-            };
-        }
-        let told = serde_json::to_vec(&verdict).map_err(read)?;
-        let (refused, warned): (Option<String>, Option<String>) =
-            serde_json::from_slice(&comm.broadcast_bytes(&told, 0)?).map_err(read)?;
-        if let (Some(warning), true) = (warned, self.leads()) {
-            let _ = writeln!(std::io::stderr(), "quintet: {warning}");
-        }
-        refused.map_or(Ok(()), |sentence| Err(Failure::usage(sentence)))
-    }
-
-    #[cfg(not(feature = "nccl"))]
-    fn seated(&self, _: &Job) -> Result<(), Failure> {
-        Ok(())
     }
 
     /// Refuses ranks that were started with other words or another text: they would train different

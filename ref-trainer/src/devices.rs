@@ -1,13 +1,13 @@
-//! Which GPU is whose, where ranks are processes and NCCL moves what lies on GPUs.
+//! Which GPU is whose: the one rule, for ranks that are threads and for ranks that are processes.
 //!
 //! ```text
-//! local rank, CUDA_VISIBLE_DEVICES  --all ranks to rank 0-->  Device { host, ordinal, name } of each
-//!                                                             two alike: refused    a tp group of two hosts: said
+//! thread     its rank -----------------------+
+//! process    Seat { host, local rank } of all +--> number on its host --% GPUs that it sees--> ordinal, round
+//!                                                                           ordinal --driver--> bus id
+//! NCCL moves what lies there: two ranks on one bus id of a host are refused, a tp group on two hosts is said
 //! ```
 
 use serde::{Deserialize, Serialize};
-
-use crate::failure::Failure;
 
 /// What one process knows of its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,78 +16,54 @@ pub struct Seat {
     pub host: String,
     /// Its number on the host, where its launcher says so; else it is counted.
     pub local_rank: Option<usize>,
-    /// `CUDA_VISIBLE_DEVICES`, where it is set.
-    pub visible: Option<String>,
+}
+
+/// The number of a rank on its host.
+#[must_use]
+pub fn number(seats: &[Seat], rank: usize) -> usize {
+    let before = |seat: &Seat| seats[..rank].iter().filter(|s| s.host == seat.host).count();
+    let seat = seats.get(rank);
+    seat.map_or(0, |seat| seat.local_rank.unwrap_or_else(|| before(seat)))
+}
+
+/// Of the `there` GPUs that a process sees, the one of the rank with this number on its host, and how many ranks
+/// have it before this one. A process that sees one GPU has that, as `srun --gpus-per-task=1` means it.
+#[must_use]
+pub fn ordinal(number: usize, there: usize) -> (usize, usize) {
+    let there = there.max(1);
+    (number % there, number / there)
 }
 
 /// A rank's GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// The host.
     pub host: String,
-    /// Its number among those that the process sees: what CUDA is asked for.
-    pub ordinal: usize,
-    /// Its number or identity on the host.
-    pub name: String,
-}
-
-/// The GPU of each rank: the one of its local rank, among those it sees. A process that sees one has that
-/// one, as `srun --gpus-per-task=1` means it.
-///
-/// # Errors
-/// Exit 2 where a rank has none.
-pub fn devices(seats: &[Seat]) -> Result<Vec<Device>, Failure> {
-    let device = |(rank, seat): (usize, &Seat)| {
-        let before = || seats[..rank].iter().filter(|s| s.host == seat.host).count();
-        let local = seat.local_rank.unwrap_or_else(before);
-        let (ordinal, name) = match &seat.visible {
-            None => (local, local.to_string()),
-            Some(list) => {
-                let names: Vec<&str> = list
-                    .split(',')
-                    .map(str::trim)
-                    .filter(|n| !n.is_empty())
-                    .collect();
-                let ordinal = if names.len() == 1 { 0 } else { local };
-                let name = names.get(ordinal).ok_or_else(|| {
-                    Failure::usage(format!(
-                        "rank {rank} is number {local} on {}, and its CUDA_VISIBLE_DEVICES={list} leaves it no GPU; name one for each rank of the host",
-                        seat.host
-                    ))
-                })?;
-                (ordinal, String::from(*name))
-            }
-        };
-        Ok(Device {
-            host: seat.host.clone(),
-            ordinal,
-            name,
-        })
-    };
-    seats.iter().enumerate().map(device).collect()
+    /// Where it sits in the host, which is the same under whatever number a process sees it.
+    pub bus_id: String,
 }
 
 /// Two ranks that would share a GPU, in a sentence, if there are such.
 #[must_use]
 pub fn shared(devices: &[Device]) -> Option<String> {
-    let alike = |a: &Device, b: &Device| (&a.host, &a.name) == (&b.host, &b.name);
     let mut pairs = (0..devices.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
-    let (a, b) = pairs.find(|&(a, b)| alike(&devices[a], &devices[b]))?;
-    let Device { host, name, .. } = &devices[a];
+    let (a, b) = pairs.find(|&(a, b)| devices[a] == devices[b])?;
+    let Device { host, bus_id } = &devices[a];
     Some(format!(
-        "ranks {a} and {b} would share GPU {name} of {host}, which NCCL refuses; start one rank a GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
+        "ranks {a} and {b} would share GPU {bus_id} of {host}, which NCCL refuses; start one rank a GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
     ))
 }
 
 /// A tensor-parallel group that leaves its host, in a sentence, if there is one.
 #[must_use]
-pub fn apart(devices: &[Device], groups: impl IntoIterator<Item = Vec<usize>>) -> Option<String> {
+pub fn apart(seats: &[Seat], groups: impl IntoIterator<Item = Vec<usize>>) -> Option<String> {
     groups.into_iter().find_map(|ranks| {
         let first = *ranks.first()?;
-        let other = ranks.iter().find(|&&r| devices[r].host != devices[first].host)?;
+        let host = |rank: usize| seats.get(rank).map(|seat| &seat.host);
+        let other = ranks.iter().find(|&&rank| host(rank) != host(first))?;
         Some(format!(
             "ranks {first} and {other} are of one tp group and on {} and {}: each layer waits for the network between them; tp is best kept within a host",
-            devices[first].host, devices[*other].host
+            host(first)?, host(*other)?
         ))
     })
 }
@@ -96,64 +72,52 @@ pub fn apart(devices: &[Device], groups: impl IntoIterator<Item = Vec<usize>>) -
 mod tests {
     use super::*;
 
-    fn seat(host: &str, local_rank: Option<usize>, visible: Option<&str>) -> Seat {
-        Seat {
-            host: host.into(),
+    fn seats(places: &[(&str, Option<usize>)]) -> Vec<Seat> {
+        let seat = |&(host, local_rank): &(&str, _)| Seat {
+            host: String::from(host),
             local_rank,
-            visible: visible.map(String::from),
-        }
-    }
-
-    fn named(seats: &[Seat]) -> Vec<(usize, String)> {
-        let devices = devices(seats).unwrap();
-        devices.into_iter().map(|d| (d.ordinal, d.name)).collect()
+        };
+        places.iter().map(seat).collect()
     }
 
     #[test]
-    fn a_rank_takes_the_gpu_of_its_local_rank() {
-        let of = |o: usize, n: &str| (o, String::from(n));
-        // torchrun: all see all.
-        let seats = [
-            seat("a", Some(0), None),
-            seat("a", Some(1), None),
-            seat("b", Some(0), None),
-        ];
-        assert_eq!(named(&seats), [of(0, "0"), of(1, "1"), of(0, "0")]);
-        assert_eq!(shared(&devices(&seats).unwrap()), None);
-        // Nobody counts on the host: by rank.
-        let seats = [
-            seat("a", None, Some("4,6")),
-            seat("b", None, Some("4,6")),
-            seat("a", None, Some("4,6")),
-        ];
-        assert_eq!(named(&seats), [of(0, "4"), of(0, "4"), of(1, "6")]);
-        // srun --gpus-per-task=1: each sees its own.
-        let seats = [seat("a", Some(0), Some("0")), seat("a", Some(1), Some("1"))];
-        assert_eq!(named(&seats), [of(0, "0"), of(0, "1")]);
-        assert_eq!(shared(&devices(&seats).unwrap()), None);
-        let failure = devices(&[seat("a", Some(2), Some("0,1"))]).unwrap_err();
-        assert!(
-            failure.sentence.contains("rank 0 is number 2 on a"),
-            "{failure}"
+    fn a_rank_takes_the_gpu_of_its_number_on_its_host() {
+        let numbers = |places: &[(&str, Option<usize>)]| -> Vec<usize> {
+            let seats = seats(places);
+            (0..seats.len()).map(|rank| number(&seats, rank)).collect()
+        };
+        // torchrun, srun and mpirun say it; nobody does: by rank among those of the host.
+        assert_eq!(
+            numbers(&[("a", Some(0)), ("a", Some(1)), ("b", Some(0))]),
+            [0, 1, 0]
         );
-        assert!(devices(&[seat("a", Some(0), Some(""))]).is_err());
+        assert_eq!(numbers(&[("a", None), ("b", None), ("a", None)]), [0, 0, 1]);
+        // One GPU each, as many as ranks, fewer.
+        assert_eq!(ordinal(3, 1), (0, 3));
+        assert_eq!([0, 1, 7].map(|n| ordinal(n, 8)), [(0, 0), (1, 0), (7, 0)]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|n| ordinal(n, 2)),
+            [(0, 0), (1, 0), (0, 1), (1, 1)]
+        );
     }
 
     #[test]
     fn two_ranks_on_a_gpu_and_tp_over_hosts_are_found() {
-        let seats = [
-            seat("a", Some(0), None),
-            seat("a", Some(1), Some("0")),
-            seat("b", Some(0), None),
-        ];
-        let devices = devices(&seats).unwrap();
-        let said = shared(&devices).unwrap();
+        let device = |host: &str, bus_id: &str| Device {
+            host: host.into(),
+            bus_id: bus_id.into(),
+        };
+        let [one, two] = ["0000:3b:00.0", "0000:af:00.0"];
+        let apart_all = [device("a", one), device("a", two), device("b", one)];
+        assert_eq!(shared(&apart_all), None);
+        let said = shared(&[device("a", two), device("b", one), device("b", one)]).unwrap();
         assert!(
-            said.starts_with("ranks 0 and 1 would share GPU 0 of a"),
+            said.starts_with("ranks 1 and 2 would share GPU 0000:3b:00.0 of b"),
             "{said}"
         );
-        assert_eq!(apart(&devices, [vec![0, 1], vec![2]]), None);
-        let said = apart(&devices, [vec![0, 1], vec![1, 2]]).unwrap();
+        let seats = seats(&[("a", None), ("a", None), ("b", None)]);
+        assert_eq!(apart(&seats, [vec![0, 1], vec![2]]), None);
+        let said = apart(&seats, [vec![0, 1], vec![1, 2]]).unwrap();
         assert!(
             said.starts_with("ranks 1 and 2 are of one tp group and on a and b"),
             "{said}"

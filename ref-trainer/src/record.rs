@@ -158,7 +158,7 @@ impl<'a, E: Scalar> Recording<'a, E> {
             #[cfg(any(feature = "cuda", feature = "emulated"))]
             all_here: !crew.is_process(),
             #[cfg(feature = "cuda")]
-            gpus: crate::gpus::Gpus::default(),
+            gpus: crew.gpus(),
             #[cfg(feature = "emulated")]
             emulated: crate::shared_device::Devices::default(),
             dtype: PhantomData,
@@ -207,7 +207,7 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 )?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
-                    return self.on(device, crate::reach::over_nccl(&comm, true)?);
+                    return self.on(device, crate::reach::over_nccl(&comm, self.job.device)?);
                 }
                 self.on(device, crate::shared_device::reaching(&comm, shared)?)
             }
@@ -217,7 +217,7 @@ impl<E: Scalar> Work for Recording<'_, E> {
                 let (device, shared) = self.gpus.of_rank(comm.rank(), all_here)?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
-                    return self.on(device, crate::reach::over_nccl(&comm, false)?);
+                    return self.on(device, crate::reach::over_nccl(&comm, self.job.device)?);
                 }
                 self.on(device, crate::shared_device::reaching(&comm, shared)?)
             }

@@ -7,6 +7,7 @@ use quintet_kernels::Gpu;
 use quintet_kernels::launch::{Launch, Stream};
 use quintet_kernels::wire::{Board, RANKS, SameDevice};
 
+use crate::devices::ordinal;
 use crate::failure::Failure;
 use crate::job::Job;
 
@@ -24,16 +25,15 @@ impl<L: Launch> Default for Devices<L> {
 }
 
 impl<L: Launch> Devices<L> {
-    /// The device of a rank among as many as `count` says, made by `open` when first asked for: rank by rank,
-    /// and where they end from the first again, each rank on streams of its own that `streams`
-    /// gives. Beside it what the ranks speak through, where all of them are threads here and share
+    /// The device of the rank with this number among as many as `count` says ([`crate::devices`]), made by
+    /// `open` when first asked for, each rank on streams of its own that `streams` gives. Beside it what the ranks speak through, where all of them are threads here and share
     /// one device.
     ///
     /// # Errors
     /// Those of `count` and `open`; exit 5 where a device has no memory left.
     pub(crate) fn of_rank(
         &self,
-        rank: usize,
+        number: usize,
         all_here: Option<&Job>,
         count: impl FnOnce() -> Result<usize, Failure>,
         open: impl FnOnce(usize) -> Result<L, Failure>,
@@ -44,12 +44,13 @@ impl<L: Launch> Devices<L> {
             slots.resize_with(count()?, || None);
         }
         let there = slots.len();
-        let slot = &mut slots[rank % there];
+        let (at, round) = ordinal(number, there);
+        let slot = &mut slots[at];
         let (device, board) = match slot {
             Some(shared) => shared.clone(),
-            None => slot.insert((open(rank % there)?, Board::default())).clone(),
+            None => slot.insert((open(at)?, Board::default())).clone(),
         };
-        let (home, streams) = streams(&device, 2 * (rank / there) as u32);
+        let (home, streams) = streams(&device, 2 * round as u32);
         let one = all_here.is_some_and(|job| {
             let world = job.layout.world();
             !job.by_messages && world <= RANKS && (there == 1 || world == 1)

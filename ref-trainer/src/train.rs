@@ -200,7 +200,7 @@ impl<'a, E: Scalar> Training<'a, E> {
             sender: Mutex::new(sender),
             epoch: Instant::now(),
             #[cfg(feature = "cuda")]
-            gpus: crate::gpus::Gpus::default(),
+            gpus: crew.gpus(),
             dtype: PhantomData,
         })
     }
@@ -249,6 +249,11 @@ impl<E: Scalar> Work for Training<'_, E> {
             DeviceKind::Cuda => {
                 let all_here = (!self.crew.is_process()).then_some(self.job);
                 let (device, shared) = self.gpus.of_rank(comm.rank(), all_here)?;
+                #[cfg(feature = "nccl")]
+                if self.job.nccl {
+                    let comm = crate::reach::over_nccl(&comm, self.job.device)?;
+                    return self.on(device, comm, &spans, news);
+                }
                 let comm = crate::shared_device::reaching(&comm, shared)?;
                 self.on(device, comm, &spans, news)
             }

@@ -24,15 +24,20 @@ pub(super) struct Place<'a> {
     stream: cudaStream_t,
 }
 
-/// A call of a group.
+/// A call of nccl.h on spans that are as long as what it reads and writes.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
+    AllReduce([Span; 2], ReduceOp),
+    /// This many elements of the fold to each rank.
+    ReduceScatter([Span; 2], ReduceOp, usize),
+    /// This many elements of each rank to everybody.
+    AllGather([Span; 2], usize),
+    /// The root's input to everybody's output; others' input is not looked at.
+    Broadcast([Span; 2], usize),
+    /// Everybody's input to the root's output; others' output is not looked at.
+    Reduce([Span; 2], ReduceOp, usize),
     Send(Span, usize),
     Recv(Span, usize),
-    /// The root's input to everybody's output.
-    Broadcast([Span; 2], usize),
-    /// Everybody's input to the root's output.
-    Reduce([Span; 2], ReduceOp, usize),
 }
 
 impl<'a> Place<'a> {
@@ -74,20 +79,11 @@ impl<'a> Place<'a> {
                 .map(|(rank, range)| part(of.part(range), rank))
                 .collect()
         };
-        let (from, to) = (pointer(input).cast_const(), pointer(output));
-        let (dtype, fold) = (data_type(output.dtype()), red_op(output.dtype(), redop));
-        let s = self.symbols;
-        // SAFETY: of every call below. The communicator is live and settled, the addresses are of spans whose
-        // maker promised that they are this device's memory until the operation is over, and they are as
-        // long as the shape, and so the count given here, says.
+        let both = [input, output];
         match shape {
-            Shape::AllReduce { len } => self.check("ncclAllReduce", unsafe {
-                (s.ncclAllReduce)(from, to, *len, dtype, fold, self.comm, self.stream)
-            }),
+            Shape::AllReduce { .. } => self.part(Part::AllReduce(both, redop)),
             Shape::ReduceScatter { counts } if even(counts) => {
-                self.check("ncclReduceScatter", unsafe {
-                    (s.ncclReduceScatter)(from, to, counts[0], dtype, fold, self.comm, self.stream)
-                })
+                self.part(Part::ReduceScatter(both, redop, counts[0]))
             }
             Shape::ReduceScatter { counts } => {
                 let parts = starts(counts).into_iter().map(|(root, range)| {
@@ -101,9 +97,9 @@ impl<'a> Place<'a> {
                 });
                 self.group(&parts.collect::<Vec<_>>())
             }
-            Shape::AllGather { counts } if even(counts) => self.check("ncclAllGather", unsafe {
-                (s.ncclAllGather)(from, to, counts[0], dtype, self.comm, self.stream)
-            }),
+            Shape::AllGather { counts } if even(counts) => {
+                self.part(Part::AllGather(both, counts[0]))
+            }
             Shape::AllGather { counts } => {
                 let parts = starts(counts).into_iter().map(|(root, range)| {
                     let part = output.part(range);
@@ -116,9 +112,7 @@ impl<'a> Place<'a> {
                 let input = if *root == me { input } else { output };
                 self.group(&[Part::Broadcast([input, output], *root)])
             }
-            Shape::Reduce { root, .. } => {
-                self.group(&[Part::Reduce([input, output], redop, *root)])
-            }
+            Shape::Reduce { root, .. } => self.group(&[Part::Reduce(both, redop, *root)]),
             Shape::Gather { counts, root } => {
                 let mut parts = std::vec![Part::Send(input, *root)];
                 if *root == me {
@@ -151,75 +145,86 @@ impl<'a> Place<'a> {
     /// Puts several calls on the stream as one; those of no elements, which nobody waits for, are left out.
     pub(super) fn group(&self, parts: &[Part]) -> Result<(), Fault> {
         let s = self.symbols;
-        // SAFETY: no arguments; the end follows below whatever happens.
+        // SAFETY: no arguments; the group is ended below, whatever happens in between.
         self.check("ncclGroupStart", unsafe { (s.ncclGroupStart)() })?;
-        let parts = parts.iter().map(|part| self.part(*part));
-        let outcome = parts.collect::<Result<Vec<()>, Fault>>();
-        // SAFETY: as above.
+        let parts = parts.iter().filter(|part| !part.is_empty());
+        let outcome: Result<(), Fault> = parts.map(|part| self.part(*part)).collect();
+        // SAFETY: no arguments; this thread has begun the group above.
         let end = self.check("ncclGroupEnd", unsafe { (s.ncclGroupEnd)() });
         outcome.and(end)
     }
 
+    /// Puts one call on the stream. The communicator is live and settled, as whoever made this place saw, and so
+    /// is the stream, which its lane keeps. Spans are memory of the device until the operation is over: who made
+    /// them promised it ([`Span::new`]), and an operation that ends early aborts the communicator first.
     fn part(&self, part: Part) -> Result<(), Fault> {
         let (comm, stream, s) = (self.comm, self.stream, self.symbols);
-        // SAFETY: of every call below, as in `collective`.
         match part {
-            Part::Send(span, _)
-            | Part::Recv(span, _)
-            | Part::Broadcast([_, span], _)
-            | Part::Reduce([span, _], ..)
-                if span.is_empty() =>
-            {
-                Ok(())
+            Part::AllReduce([input, output], redop) => {
+                let (dtype, fold) = (data_type(output), red_op(output, redop));
+                let (from, to, len) = (pointer(input), pointer(output), output.len());
+                // SAFETY: `len` elements are read and written; the shape has made both spans as long.
+                let code = unsafe { (s.ncclAllReduce)(from, to, len, dtype, fold, comm, stream) };
+                self.check("ncclAllReduce", code)
             }
-            Part::Send(span, peer) => self.check("ncclSend", unsafe {
-                let dtype = data_type(span.dtype());
-                (s.ncclSend)(
-                    pointer(span),
-                    span.len(),
-                    dtype,
-                    peer as c_int,
-                    comm,
-                    stream,
-                )
-            }),
-            Part::Recv(span, peer) => self.check("ncclRecv", unsafe {
-                let dtype = data_type(span.dtype());
-                (s.ncclRecv)(
-                    pointer(span),
-                    span.len(),
-                    dtype,
-                    peer as c_int,
-                    comm,
-                    stream,
-                )
-            }),
-            Part::Broadcast([input, output], root) => self.check("ncclBroadcast", unsafe {
-                let (from, dtype) = (pointer(input).cast_const(), data_type(output.dtype()));
-                (s.ncclBroadcast)(
-                    from,
-                    pointer(output),
-                    output.len(),
-                    dtype,
-                    root as c_int,
-                    comm,
-                    stream,
-                )
-            }),
-            Part::Reduce([input, output], redop, root) => self.check("ncclReduce", unsafe {
-                let (from, dtype) = (pointer(input).cast_const(), data_type(input.dtype()));
-                let (to, fold) = (pointer(output), red_op(input.dtype(), redop));
-                (s.ncclReduce)(
-                    from,
-                    to,
-                    input.len(),
-                    dtype,
-                    fold,
-                    root as c_int,
-                    comm,
-                    stream,
-                )
-            }),
+            Part::ReduceScatter([input, output], redop, each) => {
+                let (dtype, fold) = (data_type(output), red_op(output, redop));
+                let (from, to) = (pointer(input), pointer(output));
+                // SAFETY: `each` elements a rank are read and `each` written; all counts of the shape are `each`,
+                // the input is their sum, the output this rank's.
+                let code =
+                    unsafe { (s.ncclReduceScatter)(from, to, each, dtype, fold, comm, stream) };
+                self.check("ncclReduceScatter", code)
+            }
+            Part::AllGather([input, output], each) => {
+                let (from, to, dtype) = (pointer(input), pointer(output), data_type(output));
+                // SAFETY: `each` elements are read and `each` a rank written; all counts of the shape are `each`,
+                // the input is this rank's, the output their sum.
+                let code = unsafe { (s.ncclAllGather)(from, to, each, dtype, comm, stream) };
+                self.check("ncclAllGather", code)
+            }
+            Part::Broadcast([input, output], root) => {
+                let (from, to, len) = (pointer(input), pointer(output), output.len());
+                let (dtype, root) = (data_type(output), root as c_int);
+                // SAFETY: `len` elements are written, and read at the root alone, whose input is as long.
+                let code = unsafe { (s.ncclBroadcast)(from, to, len, dtype, root, comm, stream) };
+                self.check("ncclBroadcast", code)
+            }
+            Part::Reduce([input, output], redop, root) => {
+                let (dtype, fold) = (data_type(input), red_op(input, redop));
+                let (from, to, len) = (pointer(input), pointer(output), input.len());
+                let root = root as c_int;
+                // SAFETY: `len` elements are read, and written at the root alone, whose output is as long.
+                let code =
+                    unsafe { (s.ncclReduce)(from, to, len, dtype, fold, root, comm, stream) };
+                self.check("ncclReduce", code)
+            }
+            Part::Send(span, peer) => {
+                let (from, len, dtype) = (pointer(span), span.len(), data_type(span));
+                // SAFETY: the span's own elements are read.
+                let code = unsafe { (s.ncclSend)(from, len, dtype, peer as c_int, comm, stream) };
+                self.check("ncclSend", code)
+            }
+            Part::Recv(span, peer) => {
+                let (to, len, dtype) = (pointer(span), span.len(), data_type(span));
+                // SAFETY: the span's own elements are written; both ends have compared lengths.
+                let code = unsafe { (s.ncclRecv)(to, len, dtype, peer as c_int, comm, stream) };
+                self.check("ncclRecv", code)
+            }
+        }
+    }
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        match self {
+            Part::Send(span, _) | Part::Recv(span, _) | Part::Reduce([span, _], ..) => {
+                span.is_empty()
+            }
+            Part::AllReduce([_, span], _)
+            | Part::ReduceScatter([_, span], ..)
+            | Part::AllGather([_, span], _)
+            | Part::Broadcast([_, span], _) => span.is_empty(),
         }
     }
 }
@@ -232,8 +237,8 @@ fn pointer(span: Span) -> *mut core::ffi::c_void {
     span.address() as usize as *mut core::ffi::c_void
 }
 
-fn data_type(dtype: DType) -> ncclDataType_t {
-    match dtype {
+fn data_type(span: Span) -> ncclDataType_t {
+    match span.dtype() {
         DType::F64 => ncclDataType_t::ncclFloat64,
         DType::F32 => ncclDataType_t::ncclFloat32,
         DType::Bf16 => ncclDataType_t::ncclBfloat16,
@@ -247,7 +252,8 @@ fn data_type(dtype: DType) -> ncclDataType_t {
 }
 
 /// Truths are bytes here, of which the extremes are "all" and "any", however many there are.
-fn red_op(dtype: DType, redop: ReduceOp) -> ncclRedOp_t {
+fn red_op(span: Span, redop: ReduceOp) -> ncclRedOp_t {
+    let dtype = span.dtype();
     match redop {
         ReduceOp::Prod | ReduceOp::Min if dtype == DType::Bool => ncclRedOp_t::ncclMin,
         _ if dtype == DType::Bool => ncclRedOp_t::ncclMax,

@@ -30,6 +30,9 @@ use crate::{Error, Result};
 /// The oldest version that is taken: the first with communicators that do not block (2.14).
 pub const OLDEST: Version = Version(21400);
 
+/// The first version that lets two ranks have one GPU, where `NCCL_MULTI_RANK_GPU_ENABLE=1` asks for it (2.30).
+pub const SHARED_GPUS: Version = Version(23000);
+
 /// The variable that names the library.
 pub const VARIABLE: &str = "QUINTET_NCCL_LIB";
 
@@ -94,6 +97,9 @@ symbols! {
 
 /// Of the stand-in: how many kernels are on a stream.
 type OnHost = unsafe extern "C" fn(u64) -> u64;
+
+/// What it answers where it works on a device's memory after all.
+const ELSEWHERE: u64 = u64::MAX;
 
 /// NCCL, loaded.
 pub struct Library {
@@ -187,6 +193,8 @@ impl Library {
         // SAFETY: nobody but the stand-in has the symbol, and there it has this type.
         let on_host = unsafe { library.get::<OnHost>(b"quintetNcclOnHost\0") };
         let on_host = on_host.ok().map(|symbol| *symbol);
+        // SAFETY: any number is answered.
+        let on_host = on_host.filter(|waiting| unsafe { waiting(0) } != ELSEWHERE);
         Ok(Arc::new(Self {
             symbols,
             version,
@@ -256,13 +264,10 @@ impl Library {
             let text = unsafe { CStr::from_ptr(pointer) };
             text.to_string_lossy().trim().to_string()
         };
-        // SAFETY: any number is answered; the communicator is a live one or null, which is answered too.
-        let (said, last) = unsafe {
-            (
-                text((self.symbols.ncclGetErrorString)(code)),
-                text((self.symbols.ncclGetLastError)(comm)),
-            )
-        };
+        // SAFETY: any number is answered.
+        let said = text(unsafe { (self.symbols.ncclGetErrorString)(code) });
+        // SAFETY: the communicator is a live one or null, which is answered too.
+        let last = text(unsafe { (self.symbols.ncclGetLastError)(comm) });
         Err(Fault {
             call,
             code,

@@ -101,15 +101,12 @@ impl Comm {
     fn same_place(&self, world: usize, rank: usize) -> Result<bool, Fault> {
         let (mut count, mut user) = (0, 0);
         let symbols = &self.library.symbols;
-        // SAFETY: as above.
-        let codes = unsafe {
-            [
-                (symbols.ncclCommCount)(self.raw, &mut count),
-                (symbols.ncclCommUserRank)(self.raw, &mut user),
-            ]
-        };
-        self.library.check("ncclCommCount", codes[0], self.raw)?;
-        self.library.check("ncclCommUserRank", codes[1], self.raw)?;
+        // SAFETY: the communicator is live and settled, the pointer is to a local.
+        let code = unsafe { (symbols.ncclCommCount)(self.raw, &mut count) };
+        self.library.check("ncclCommCount", code, self.raw)?;
+        // SAFETY: the communicator is live and settled, the pointer is to a local.
+        let code = unsafe { (symbols.ncclCommUserRank)(self.raw, &mut user) };
+        self.library.check("ncclCommUserRank", code, self.raw)?;
         Ok((count, user) == (world as i32, rank as i32))
     }
 

@@ -91,32 +91,42 @@ impl Device {
         }
     }
 
+    fn numbered(driver: &Driver, ordinal: usize) -> Result<CUdevice, CudaError> {
+        let count = Self::count(driver)?;
+        if ordinal >= count {
+            let why = format!("number {ordinal} was asked for, and there are {count}, from 0 on");
+            return Err(CudaError::NoDevice { why });
+        }
+        let mut device = 0;
+        // SAFETY: a handle is written.
+        let code = unsafe { (driver.device_get)(&raw mut device, ordinal as c_int) };
+        match code {
+            0 => Ok(device),
+            _ => Err(refused(driver, "device", ordinal, code)),
+        }
+    }
+
+    pub(super) fn bus_id(driver: &Driver, ordinal: usize) -> Result<String, CudaError> {
+        let device = Self::numbered(driver, ordinal)?;
+        let text = written(32, |bytes, most| {
+            // SAFETY: at most as many bytes are written, the last a zero.
+            unsafe { (driver.device_bus_id)(bytes, most, device) }
+        });
+        text.map_err(|code| refused(driver, "the bus id of device", ordinal, code))
+    }
+
     pub(super) fn primary(
         ordinal: usize,
         modules: &'static [CudaModule],
     ) -> Result<Self, CudaError> {
         let driver = Driver::load()?;
-        let count = Self::count(&driver)?;
-        if ordinal >= count {
-            let why = format!("number {ordinal} was asked for, and there are {count}, from 0 on");
-            return Err(CudaError::NoDevice { why });
-        }
-        let (mut device, mut context) = (0, core::ptr::null_mut());
-        let failed = |what: &str, code| match code {
-            0 => Ok(()),
-            _ => Err(CudaError::NoDevice {
-                why: format!("{what} {ordinal}: {}", driver.sentence(code)),
-            }),
-        };
-        // SAFETY: handles are written.
-        unsafe {
-            failed(
-                "device",
-                (driver.device_get)(&raw mut device, ordinal as c_int),
-            )?;
-            Self::suits(&driver, device)?;
-            let code = (driver.context_retain)(&raw mut context, device);
-            failed("the context of device", code)?;
+        let device = Self::numbered(&driver, ordinal)?;
+        Self::suits(&driver, device)?;
+        let mut context = core::ptr::null_mut();
+        // SAFETY: a handle is written.
+        let code = unsafe { (driver.context_retain)(&raw mut context, device) };
+        if code != 0 {
+            return Err(refused(&driver, "the context of device", ordinal, code));
         }
         Self::of(driver, (device, context), Some(device), &[], modules)
     }
@@ -148,11 +158,11 @@ impl Device {
     /// Refuses what the kernels can not run on; gives name and compute capability.
     fn suits(driver: &Driver, device: CUdevice) -> Result<(String, u32), CudaError> {
         let arch = attribute(driver, device, MAJOR) * 10 + attribute(driver, device, MINOR);
-        let mut bytes = vec![0u8; 256];
-        // SAFETY: at most as many bytes are written, the last a zero.
-        unsafe { (driver.device_name)(bytes.as_mut_ptr().cast::<c_char>(), 256, device) };
-        let end = bytes.iter().position(|&b| b == 0).unwrap_or(0);
-        let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        let name = written(256, |bytes, most| {
+            // SAFETY: at most as many bytes are written, the last a zero.
+            unsafe { (driver.device_name)(bytes, most, device) }
+        });
+        let name = name.unwrap_or_default();
         match arch {
             80.. => Ok((name, arch)),
             _ => Err(CudaError::Arch { device: name, arch }),
@@ -370,6 +380,25 @@ impl Drop for Device {
             // SAFETY: retained once.
             unsafe { (self.driver.context_release)(device) };
         }
+    }
+}
+
+/// What the driver answers to who asks for a device by number.
+fn refused(driver: &Driver, what: &str, ordinal: usize, code: Code) -> CudaError {
+    CudaError::NoDevice {
+        why: format!("{what} {ordinal}: {}", driver.sentence(code)),
+    }
+}
+
+/// The text that `write` puts where there is room for `most` bytes, or its code.
+fn written(most: usize, write: impl FnOnce(*mut c_char, c_int) -> Code) -> Result<String, Code> {
+    let mut bytes = vec![0u8; most];
+    match write(bytes.as_mut_ptr().cast(), most as c_int) {
+        0 => {
+            let end = bytes.iter().position(|&b| b == 0).unwrap_or(0);
+            Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        }
+        code => Err(code),
     }
 }
 

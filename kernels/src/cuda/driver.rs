@@ -51,6 +51,7 @@ driver! {
     device_get = "cuDeviceGet" (*mut CUdevice, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+    device_bus_id = "cuDeviceGetPCIBusId" (*mut c_char, c_int, CUdevice);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
     context_release = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
     context_push = "cuCtxPushCurrent_v2" (CUcontext);

@@ -9,10 +9,9 @@ use super::args::OutputArgs;
 use crate::failure::Failure;
 use crate::job::DeviceKind;
 
-/// Only `verify` runs on the emulator, and over NCCL.
-pub(super) fn train(device: DeviceKind, nccl: bool) -> Result<(), Failure> {
+/// Only `verify` runs on the emulator.
+pub(super) fn train(device: DeviceKind) -> Result<(), Failure> {
     match device {
-        DeviceKind::Cuda if nccl => unbuilt("transport", "nccl", "verify has it, train uses auto"),
         DeviceKind::Cpu | DeviceKind::Cuda => Ok(()),
         DeviceKind::Emulated => unbuilt("device", "emulated", "verify has it, others use cpu"),
     }

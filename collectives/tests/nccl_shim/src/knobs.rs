@@ -8,9 +8,12 @@
 //! late=N                a kernel takes N looks longer
 //! stall=1               no kernel ever ends;  stall=0  they do again
 //! lost=RANK             kernels of this rank of any communicator never run
+//! across=FOLDER         ranks are processes, which leave each other what they give in this folder
+//! driver=PATH           memory and streams are those of this library, the stand-in for the driver
 //! ```
 
 use std::ffi::c_int;
+use std::path::PathBuf;
 
 /// What it was told.
 #[derive(Debug, Clone)]
@@ -27,6 +30,10 @@ pub struct Knobs {
     pub stall: bool,
     /// The rank whose kernels never run.
     pub lost: Option<usize>,
+    /// Where ranks that are processes meet.
+    pub across: Option<PathBuf>,
+    /// Whose memory and streams it works with.
+    pub driver: Option<PathBuf>,
 }
 
 impl Default for Knobs {
@@ -38,6 +45,8 @@ impl Default for Knobs {
             late: 1,
             stall: false,
             lost: None,
+            across: None,
+            driver: None,
         }
     }
 }
@@ -73,6 +82,8 @@ impl Knobs {
             "late" => self.late = value.parse().ok()?,
             "stall" => self.stall = value == "1",
             "lost" => self.lost = value.parse().ok(),
+            "across" => self.across = Some(value.into()),
+            "driver" => self.driver = Some(value.into()),
             _ => return None,
         }
         Some(())

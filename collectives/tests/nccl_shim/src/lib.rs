@@ -1,5 +1,6 @@
 //! The symbols of NCCL that `quintet-collectives` calls, over threads of one process and host memory: what the
-//! tests have instead of GPUs.
+//! tests have instead of GPUs. Told so it works between processes ([`knobs`]: `across`), and on the memory and
+//! streams of the stand-in for the driver (`driver`), as NVIDIA's does on its driver's.
 //!
 //! ```text
 //! rank's thread --ncclSend, ...--> group --ncclGroupEnd--> kernel on a stream      put, in progress for a moment
@@ -21,14 +22,18 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+mod across;
+mod driver;
 mod fold;
 pub mod knobs;
+mod perform;
 mod state;
 
 use fold::{Fold, Kind};
 use state::{Op, State, Verb};
 
 const SUCCESS: c_int = 0;
+const CUDA: c_int = 1;
 const SYSTEM: c_int = 2;
 const ARGUMENT: c_int = 4;
 const USAGE: c_int = 5;
@@ -117,7 +122,7 @@ pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
 pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
     let text = match code {
         SUCCESS => c"no error",
-        1 => c"unhandled cuda error",
+        CUDA => c"unhandled cuda error",
         SYSTEM => c"unhandled system error",
         3 => c"internal error",
         ARGUMENT => c"invalid argument",
@@ -147,7 +152,6 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
         }
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(&state.fresh_id().to_le_bytes());
-        bytes[8..12].copy_from_slice(&std::process::id().to_le_bytes());
         // SAFETY: by contract.
         unsafe { *id = UniqueId(bytes) };
         Ok(SUCCESS)
@@ -182,12 +186,6 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         }
         if config.blocking != 0 {
             return Err((USAGE, "a communicator that blocks cannot be aborted".into()));
-        }
-        if id.0[8..12] != std::process::id().to_le_bytes() {
-            return Err((
-                SYSTEM,
-                "the stand-in knows threads of one process only".into(),
-            ));
         }
         let (Ok(world), Ok(rank)) = (usize::try_from(world), usize::try_from(rank)) else {
             return Err((ARGUMENT, format!("rank {rank} of {world}")));
@@ -404,10 +402,14 @@ pub unsafe extern "C" fn ncclRecv(
     })
 }
 
-/// That memory is the host's: how many kernels are still on a stream.
+/// That memory is the host's: how many kernels are still on a stream. Told of a driver, whose they then are, it
+/// answers that it is not.
 #[unsafe(no_mangle)]
 pub extern "C" fn quintetNcclOnHost(stream: u64) -> u64 {
     let mut state = state::lock();
+    if state.knobs.driver.is_some() {
+        return u64::MAX;
+    }
     state.progress();
     state.waiting(stream as usize) as u64
 }

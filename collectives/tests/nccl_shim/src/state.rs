@@ -1,13 +1,15 @@
-//! Communicators, kernels and streams, and how kernels go on.
+//! Communicators, kernels and streams; how kernels go on stands in `perform.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
-use crate::fold::{Fold, Kind, fold};
+use crate::across::Mail;
+use crate::driver::Driver;
+use crate::fold::{Fold, Kind};
 use crate::knobs::Knobs;
-use crate::{ARGUMENT, Answer, IN_PROGRESS, REMOTE, SUCCESS, USAGE};
+use crate::{ARGUMENT, Answer, CUDA, IN_PROGRESS, REMOTE, SUCCESS, SYSTEM, USAGE};
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,29 +36,83 @@ pub(crate) struct Op {
     pub(crate) done: bool,
 }
 
+impl Op {
+    /// Bytes that a rank's call reads and writes.
+    pub(crate) fn bytes(&self, rank: usize, world: usize) -> (usize, usize) {
+        let bytes = self.len * self.kind.bytes();
+        let if_at = |root: usize| if root == rank { bytes } else { 0 };
+        match self.verb {
+            Verb::AllReduce(_) => (bytes, bytes),
+            Verb::ReduceScatter(_) => (world * bytes, bytes),
+            Verb::AllGather => (bytes, world * bytes),
+            Verb::Broadcast(root) => (if_at(root), bytes),
+            Verb::Reduce(_, root) => (bytes, if_at(root)),
+            Verb::Send(_) => (bytes, 0),
+            Verb::Recv(_) => (0, bytes),
+        }
+    }
+}
+
 /// What one communicator has put on one stream by one group.
-struct Kernel {
-    comm: usize,
-    stream: usize,
-    ops: Vec<Op>,
+pub(crate) struct Kernel {
+    pub(crate) comm: usize,
+    pub(crate) stream: usize,
+    pub(crate) ops: Vec<Op>,
     /// Looks until it may run.
-    late: u32,
+    pub(crate) late: u32,
 }
 
 /// Ranks of one id.
-struct Clique {
-    /// By rank: its communicator, once it has come.
-    ranks: Vec<Option<usize>>,
+pub(crate) struct Clique {
+    /// By rank: its communicator, once it has come. Of processes only this one's.
+    pub(crate) ranks: Vec<Option<usize>>,
     /// Ranks that are finalized, destroyed or aborted.
     over: Vec<bool>,
     aborted: Vec<bool>,
-    wrong: Option<String>,
+    pub(crate) wrong: Option<String>,
+    /// Where its ranks are processes.
+    pub(crate) mail: Option<Mail>,
+}
+
+impl Clique {
+    fn all_came(&self) -> bool {
+        match &self.mail {
+            Some(mail) => mail.all("here"),
+            None => self.ranks.iter().all(Option::is_some),
+        }
+    }
+
+    fn all_over(&self) -> bool {
+        match &self.mail {
+            Some(mail) => mail.all("over"),
+            None => self.over.iter().all(|over| *over),
+        }
+    }
+
+    fn lost(&self) -> Option<usize> {
+        match &self.mail {
+            Some(mail) => mail.first("aborted"),
+            None => self.aborted.iter().position(|aborted| *aborted),
+        }
+    }
+
+    /// A rank is through with it.
+    fn leaves(&mut self, rank: usize, aborts: bool) {
+        self.aborted[rank] |= aborts && !self.over[rank];
+        self.over[rank] = true;
+        if let Some(mail) = &self.mail {
+            if self.aborted[rank] {
+                mail.mark("aborted");
+            }
+            mail.mark("over");
+        }
+    }
 }
 
 /// A rank's communicator.
-struct Member {
+pub(crate) struct Member {
     clique: u64,
-    rank: usize,
+    pub(crate) rank: usize,
     phase: Phase,
     /// Looks until a call is no longer in progress.
     busy: u32,
@@ -80,10 +136,12 @@ pub(crate) struct State {
     pub(crate) put: u64,
     next: u64,
     /// By id; those that somebody asked for and nobody has joined too.
-    cliques: BTreeMap<u64, Option<Clique>>,
-    members: BTreeMap<usize, Member>,
+    pub(crate) cliques: BTreeMap<u64, Option<Clique>>,
+    pub(crate) members: BTreeMap<usize, Member>,
     /// In the order in which they were put.
-    kernels: VecDeque<Kernel>,
+    pub(crate) kernels: VecDeque<Kernel>,
+    /// Whose device's memory and streams it works with, where they are not the host's.
+    pub(crate) driver: Option<Driver>,
 }
 
 /// The one state of the process.
@@ -98,6 +156,7 @@ pub(crate) fn lock() -> MutexGuard<'static, State> {
             cliques: BTreeMap::new(),
             members: BTreeMap::new(),
             kernels: VecDeque::new(),
+            driver: None,
         })
     };
     STATE
@@ -111,10 +170,21 @@ fn usage<T>(what: impl Into<String>) -> Result<T, (c_int, String)> {
 }
 
 impl State {
+    /// A number that no other process of this host gives.
     pub(crate) fn fresh_id(&mut self) -> u64 {
         self.next += 1;
-        self.cliques.insert(self.next, None);
-        self.next
+        let id = u64::from(std::process::id()) << 32 | self.next;
+        self.cliques.insert(id, None);
+        id
+    }
+
+    /// The driver that it was told of, loaded when it is first needed.
+    pub(crate) fn driver(&mut self) -> Result<Option<&Driver>, (c_int, String)> {
+        if let (None, Some(path)) = (&self.driver, &self.knobs.driver) {
+            let driver = Driver::open(path);
+            self.driver = Some(driver.map_err(|error| (CUDA, error))?);
+        }
+        Ok(self.driver.as_ref())
     }
 
     pub(crate) fn live(&self) -> usize {
@@ -127,14 +197,26 @@ impl State {
         world: usize,
         rank: usize,
     ) -> Result<usize, (c_int, String)> {
-        let Some(clique) = self.cliques.get_mut(&id) else {
+        let across = self.knobs.across.as_ref();
+        let ours = id >> 32 == u64::from(std::process::id());
+        if !ours && across.is_none() {
+            return Err((
+                SYSTEM,
+                "the stand-in knows processes by a folder that it is told alone".into(),
+            ));
+        }
+        if ours && !self.cliques.contains_key(&id) {
             return Err((ARGUMENT, "an id that nobody was given".into()));
-        };
+        }
+        let mail = across.map(|folder| Mail::open(folder, id, (rank, world)));
+        let mail = mail.transpose().map_err(|error| (SYSTEM, error))?;
+        let clique = self.cliques.entry(id).or_default();
         let clique = clique.get_or_insert_with(|| Clique {
             ranks: vec![None; world],
             over: vec![false; world],
             aborted: vec![false; world],
             wrong: None,
+            mail,
         });
         if rank >= world || clique.ranks.len() != world {
             let expected = clique.ranks.len();
@@ -202,14 +284,9 @@ impl State {
         if member.user.replace(me).is_some_and(|user| user != me) {
             return usage("used by two threads, neither of which has looked how it went");
         }
-        let (reads, writes) = match op.verb {
-            Verb::Send(_) => (true, false),
-            Verb::Recv(_) => (false, true),
-            Verb::Broadcast(root) => (root == rank, true),
-            Verb::Reduce(_, root) => (true, root == rank),
-            _ => (true, true),
-        };
-        if op.len > 0 && (reads && op.from == 0 || writes && op.to == 0) {
+        let (reads, writes) = op.bytes(rank, world);
+        let (reads, writes) = (reads > 0, writes > 0);
+        if reads && op.from == 0 || writes && op.to == 0 {
             return usage(format!("{:?} of {} elements at null", op.verb, op.len));
         }
         let peer = match op.verb {
@@ -223,11 +300,7 @@ impl State {
         }
         // In place is one way only.
         let bytes = op.len * op.kind.bytes();
-        let (from, to) = match op.verb {
-            Verb::AllGather => (bytes, world * bytes),
-            Verb::ReduceScatter(_) => (world * bytes, bytes),
-            _ => (bytes, bytes),
-        };
+        let (from, to) = op.bytes(rank, world);
         let overlap = reads && writes && op.from < op.to + to && op.to < op.from + from;
         let in_place = match op.verb {
             Verb::AllGather => op.from == op.to + rank * bytes,
@@ -259,6 +332,7 @@ impl State {
         }
         for kernel in &kernels {
             self.member(kernel.comm)?.busy = 2;
+            self.lend(kernel)?;
         }
         self.put += kernels.len() as u64;
         self.kernels.extend(kernels);
@@ -273,9 +347,9 @@ impl State {
         let (all, over, lost, wrong) = {
             let (clique, _) = self.clique(comm)?;
             (
-                clique.ranks.iter().all(Option::is_some),
-                clique.over.iter().all(|over| *over),
-                clique.aborted.iter().position(|aborted| *aborted),
+                clique.all_came(),
+                clique.all_over(),
+                clique.lost(),
                 clique.wrong.clone(),
             )
         };
@@ -309,7 +383,7 @@ impl State {
         }
         member.phase = Phase::Finalizing;
         let (clique, rank) = self.clique(comm)?;
-        clique.over[rank] = true;
+        clique.leaves(rank, false);
         Ok(IN_PROGRESS)
     }
 
@@ -317,21 +391,17 @@ impl State {
         if self.member(comm)?.phase != Phase::Finalized {
             return usage("a communicator that is not finalized");
         }
-        self.leave(comm)
+        self.leave(comm, false)
     }
 
     pub(crate) fn abort(&mut self, comm: usize) -> Answer {
-        let (clique, rank) = self.clique(comm)?;
-        if !clique.over[rank] {
-            clique.aborted[rank] = true;
-        }
-        self.leave(comm)
+        self.leave(comm, true)
     }
 
-    fn leave(&mut self, comm: usize) -> Answer {
+    fn leave(&mut self, comm: usize, aborts: bool) -> Answer {
         let (clique, rank) = self.clique(comm)?;
-        clique.over[rank] = true;
-        self.kernels.retain(|kernel| kernel.comm != comm);
+        clique.leaves(rank, aborts);
+        self.take(|kernel| kernel.comm == comm);
         self.members.remove(&comm);
         Ok(SUCCESS)
     }
@@ -342,161 +412,5 @@ impl State {
             .iter()
             .filter(|kernel| kernel.stream == stream)
             .count()
-    }
-
-    /// Lets kernels go as far as they can.
-    pub(crate) fn progress(&mut self) {
-        if self.knobs.stall {
-            return;
-        }
-        for kernel in &mut self.kernels {
-            kernel.late = kernel.late.saturating_sub(1);
-        }
-        while self.step() {
-            self.kernels
-                .retain(|kernel| kernel.ops.iter().any(|op| !op.done));
-        }
-    }
-
-    /// Whether nothing is before it on its stream and its communicator.
-    fn runs(&self, at: usize) -> bool {
-        let kernel = &self.kernels[at];
-        let lost = self.members.get(&kernel.comm).map(|member| member.rank);
-        let held = self.kernels.iter().take(at);
-        let held = held
-            .filter(|k| k.comm == kernel.comm || k.stream == kernel.stream)
-            .count()
-            > 0;
-        !held && kernel.late == 0 && (lost.is_none() || lost != self.knobs.lost)
-    }
-
-    /// The first operation of this rank that a running kernel has under way, of those that `of` takes.
-    fn first(&self, comm: usize, of: impl Fn(&Op) -> bool) -> Option<(usize, usize)> {
-        let at = self.kernels.iter().position(|kernel| kernel.comm == comm)?;
-        if !self.runs(at) {
-            return None;
-        }
-        let place = self.kernels[at]
-            .ops
-            .iter()
-            .position(|op| !op.done && of(op))?;
-        Some((at, place))
-    }
-
-    /// Performs one operation whose ranks are all there; whether there was one.
-    fn step(&mut self) -> bool {
-        let ids: Vec<u64> = self.cliques.keys().copied().collect();
-        ids.into_iter().any(|id| self.step_in(id))
-    }
-
-    fn step_in(&mut self, id: u64) -> bool {
-        let Some(Some(clique)) = self.cliques.get(&id) else {
-            return false;
-        };
-        if clique.wrong.is_some() {
-            return false;
-        }
-        let Some(comms) = clique.ranks.iter().copied().collect::<Option<Vec<usize>>>() else {
-            return false;
-        };
-        let message = |op: &Op| matches!(op.verb, Verb::Send(_) | Verb::Recv(_));
-        let collectives: Option<Vec<(usize, usize)>> = comms
-            .iter()
-            .map(|&comm| self.first(comm, |op| !message(op)))
-            .collect();
-        if let Some(all) = collectives {
-            let outcome = self.collective(&all);
-            return self.over(id, &all, outcome);
-        }
-        for (rank, &comm) in comms.iter().enumerate() {
-            for (peer, &other) in comms.iter().enumerate() {
-                let sent = self.first(comm, |op| op.verb == Verb::Send(peer));
-                let got = self.first(other, |op| op.verb == Verb::Recv(rank));
-                if let (Some(sent), Some(got)) = (sent, got) {
-                    let outcome = self.message(sent, got);
-                    return self.over(id, &[sent, got], outcome);
-                }
-            }
-        }
-        false
-    }
-
-    fn over(&mut self, id: u64, ops: &[(usize, usize)], outcome: Result<(), String>) -> bool {
-        for &(kernel, op) in ops {
-            self.kernels[kernel].ops[op].done = true;
-        }
-        if let Err(what) = outcome {
-            self.faults.push(what.clone());
-            if let Some(Some(clique)) = self.cliques.get_mut(&id) {
-                clique.wrong = Some(what);
-            }
-        }
-        true
-    }
-
-    fn message(&mut self, sent: (usize, usize), got: (usize, usize)) -> Result<(), String> {
-        let [sent, got] = [sent, got].map(|(kernel, op)| self.kernels[kernel].ops[op]);
-        if (sent.kind, sent.len) != (got.kind, got.len) {
-            return Err(format!("{sent:?} meets {got:?}"));
-        }
-        write(got.to, &read(sent.from, sent.len * sent.kind.bytes()));
-        Ok(())
-    }
-
-    fn collective(&mut self, all: &[(usize, usize)]) -> Result<(), String> {
-        let ops: Vec<Op> = all
-            .iter()
-            .map(|&(kernel, op)| self.kernels[kernel].ops[op])
-            .collect();
-        let first = ops[0];
-        if let Some(other) = ops
-            .iter()
-            .find(|op| (op.verb, op.kind, op.len) != (first.verb, first.kind, first.len))
-        {
-            return Err(format!("{first:?} meets {other:?}"));
-        }
-        let (bytes, world) = (first.len * first.kind.bytes(), ops.len());
-        let inputs =
-            |bytes: usize| -> Vec<Vec<u8>> { ops.iter().map(|op| read(op.from, bytes)).collect() };
-        match first.verb {
-            Verb::AllReduce(op) => {
-                let folded = fold(first.kind, op, &inputs(bytes));
-                ops.iter().for_each(|op| write(op.to, &folded));
-            }
-            Verb::Reduce(op, root) => write(ops[root].to, &fold(first.kind, op, &inputs(bytes))),
-            Verb::ReduceScatter(op) => {
-                let folded = fold(first.kind, op, &inputs(world * bytes));
-                for (rank, op) in ops.iter().enumerate() {
-                    write(op.to, &folded[rank * bytes..(rank + 1) * bytes]);
-                }
-            }
-            Verb::AllGather => {
-                let all = inputs(bytes).concat();
-                ops.iter().for_each(|op| write(op.to, &all));
-            }
-            Verb::Broadcast(root) => {
-                let input = read(ops[root].from, bytes);
-                ops.iter().for_each(|op| write(op.to, &input));
-            }
-            Verb::Send(_) | Verb::Recv(_) => {}
-        }
-        Ok(())
-    }
-}
-
-fn read(at: usize, bytes: usize) -> Vec<u8> {
-    let mut out = vec![0; bytes];
-    if bytes > 0 {
-        // SAFETY: whoever called with this address promised memory as long as its count, until the stream is
-        // idle or the communicator aborted, and this kernel is still on the stream.
-        unsafe { std::ptr::copy_nonoverlapping(at as *const u8, out.as_mut_ptr(), bytes) };
-    }
-    out
-}
-
-fn write(at: usize, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        // SAFETY: as in `read`.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
     }
 }

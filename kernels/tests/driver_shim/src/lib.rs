@@ -11,8 +11,8 @@
 //! table). A fault that the emulator finds becomes `CUDA_ERROR_ILLEGAL_ADDRESS`, and its sentence the
 //! text of that error. Nothing here knows of time.
 //!
-//! `QUINTET_SHIM_ARCH` (80), `QUINTET_SHIM_SEED` (1), `QUINTET_SHIM_DEVICES` (1) and
-//! `QUINTET_SHIM_MEMORY` (bytes, without limit) choose the device.
+//! `QUINTET_SHIM_ARCH` (80), `QUINTET_SHIM_SEED` (1), `QUINTET_SHIM_DEVICES` (1: of the machine, of which
+//! `CUDA_VISIBLE_DEVICES` leaves some) and `QUINTET_SHIM_MEMORY` (bytes, without limit) choose the device.
 #![cfg(feature = "whole")]
 #![allow(unsafe_code, non_snake_case)]
 // C signatures, called by the launcher: cuda.h says what their pointers are.
@@ -26,9 +26,9 @@ mod lookup;
 mod state;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use quintet_kernels::launch::{Arg, Call, Launch, Stream};
+use quintet_kernels::launch::{Arg, Call, Launch, Libraries, Stream};
 
 use state::{Code, Event, Function, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, Module};
 use state::{Shim, code_of, current, read_image, shim};
@@ -70,27 +70,42 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
-    match shim().devices {
+    match shim().devices.len() {
         0 => state::NO_DEVICE,
-        n => unsafe { give(count, n) },
+        n => unsafe { give(count, n as c_int) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code {
-    match (0..shim().devices).contains(&ordinal) {
-        true => unsafe { give(device, ordinal) },
-        false => state::INVALID_DEVICE,
+    match shim().devices.get(ordinal as usize) {
+        Some(_) => unsafe { give(device, ordinal) },
+        None => state::INVALID_DEVICE,
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) -> Code {
-    let text = c"an emulated GPU".to_bytes_with_nul();
-    if len < text.len() as c_int {
+    unsafe { write_text("an emulated GPU", name, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(to: *mut c_char, len: c_int, device: c_int) -> Code {
+    match shim().devices.get(device as usize) {
+        Some(slot) => unsafe { write_text(&format!("0000:{slot:02x}:00.0"), to, len) },
+        None => state::INVALID_DEVICE,
+    }
+}
+
+unsafe fn write_text(text: &str, to: *mut c_char, len: c_int) -> Code {
+    if len <= text.len() as c_int {
         return INVALID_VALUE;
     }
-    unsafe { core::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
+    // SAFETY: the caller passes where `len` bytes go.
+    unsafe {
+        core::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
+        to.add(text.len()).write(0);
+    }
     0
 }
 
@@ -142,7 +157,7 @@ pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
-    within(|_| unsafe { give(device, 0) })
+    within(|_| unsafe { give(device, state::current_device()) })
 }
 
 #[unsafe(no_mangle)]
@@ -155,15 +170,49 @@ pub extern "C" fn cuStreamDestroy_v2(_stream: *mut c_void) -> Code {
     within(|_| 0)
 }
 
+/// What a library has on the stream goes on by calls of that library alone, which other threads make.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Code {
-    within(|shim| code_of(shim.device.synchronize(stream(handle))))
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let code = cuStreamQuery(handle);
+        if code != state::NOT_READY || Instant::now() >= until {
+            return code;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
 
 /// What is asked after is done, for nothing here runs by itself.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamQuery(handle: *mut c_void) -> Code {
-    cuStreamSynchronize(handle)
+    within(|shim| {
+        let code = code_of(shim.device.synchronize(stream(handle)));
+        match code == 0 && shim.held(stream(handle)) {
+            true => state::NOT_READY,
+            false => code,
+        }
+    })
+}
+
+/// For a library that works on this device, such as the stand-in for NCCL: it is about to read there, in what it
+/// puts on this stream. All that is before it is done.
+#[unsafe(no_mangle)]
+pub extern "C" fn quintetShimLends(handle: *mut c_void, at: u64, bytes: usize) -> Code {
+    within(|shim| code_of(shim.device.lend(stream(handle), (at, bytes))))
+}
+
+/// It has written there, in what it put on this stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn quintetShimFilled(handle: *mut c_void, at: u64, bytes: usize) -> Code {
+    code_of(shim().device.filled(stream(handle), (at, bytes)))
+}
+
+/// It has one more (1) or one less (0) on this stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn quintetShimHolds(handle: *mut c_void, _at: u64, more: usize) -> Code {
+    shim().hold(stream(handle), more > 0);
+    0
 }
 
 #[unsafe(no_mangle)]

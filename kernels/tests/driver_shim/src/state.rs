@@ -22,16 +22,20 @@ pub(crate) const INVALID_IMAGE: Code = 200;
 pub(crate) const INVALID_CONTEXT: Code = 201;
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_FOUND: Code = 500;
+pub(crate) const NOT_READY: Code = 600;
 const ILLEGAL_ADDRESS: Code = 700;
 const OUT_OF_RESOURCES: Code = 701;
 
 pub(crate) struct Shim {
     pub(crate) device: Emulated,
     pub(crate) arch: u32,
-    pub(crate) devices: c_int,
+    /// By number: where each sits in the machine.
+    pub(crate) devices: Vec<u64>,
     pub(crate) memory: usize,
     allocated: Mutex<HashMap<u64, usize>>,
     streams: AtomicUsize,
+    /// How much of libraries is on each stream.
+    held: Mutex<HashMap<Stream, usize>>,
     /// What the last refused launch was refused for, and the fault.
     why: Mutex<CString>,
 }
@@ -58,13 +62,25 @@ pub(crate) fn shim() -> &'static Shim {
         Shim {
             device: Emulated::with_modules(Arch(arch), seed, planted()),
             arch,
-            devices: from_env("QUINTET_SHIM_DEVICES").unwrap_or(1) as c_int,
+            devices: visible(from_env("QUINTET_SHIM_DEVICES").unwrap_or(1)),
             memory: from_env("QUINTET_SHIM_MEMORY").unwrap_or(1 << 40) as usize,
             allocated: Mutex::default(),
             streams: AtomicUsize::new(0),
+            held: Mutex::default(),
             why: Mutex::default(),
         }
     })
+}
+
+/// The devices that the process sees, in its order: of a list what comes before the first that is not there.
+fn visible(there: u64) -> Vec<u64> {
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
+        return (0..there).collect();
+    };
+    let numbers = list.split(',').map(|number| number.trim().parse());
+    numbers
+        .map_while(|number| number.ok().filter(|slot| *slot < there))
+        .collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,6 +104,11 @@ pub(crate) fn current() -> bool {
     CONTEXTS.with_borrow(|stack| !stack.is_empty())
 }
 
+/// The device of the thread's context: contexts are numbered from 1.
+pub(crate) fn current_device() -> c_int {
+    CONTEXTS.with_borrow(|stack| stack.last().map_or(0, |context| *context as c_int - 1))
+}
+
 /// What the driver answers where the emulator gave this.
 pub(crate) fn code_of(result: Result<(), Error>) -> Code {
     let Err(error) = result else { return 0 };
@@ -108,6 +129,21 @@ impl Shim {
     pub(crate) fn new_stream(&self) -> usize {
         // 0 is the driver's default stream.
         1 + self.streams.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether something of a library is on the stream.
+    pub(crate) fn held(&self, stream: Stream) -> bool {
+        lock(&self.held).get(&stream).is_some_and(|held| *held > 0)
+    }
+
+    pub(crate) fn hold(&self, stream: Stream, more: bool) {
+        let mut all = lock(&self.held);
+        let held = all.entry(stream).or_default();
+        *held = if more {
+            *held + 1
+        } else {
+            held.saturating_sub(1)
+        };
     }
 
     pub(crate) fn left(&self) -> usize {

@@ -44,6 +44,8 @@ mod rope;
 mod speak;
 #[path = "../../../matrix_laws/support.rs"]
 mod support;
+#[path = "../common/mod.rs"]
+mod whole;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -52,13 +54,7 @@ use std::sync::OnceLock;
 use quintet_kernels::Gpu;
 use quintet_kernels::cuda::{Cuda, CudaModule};
 
-/// The shim beside this test program.
-fn driver() -> PathBuf {
-    let program = env::current_exe().unwrap();
-    let library = program.with_file_name("libquintet_driver_shim.so");
-    assert!(library.exists(), "{} is not there", library.display());
-    library
-}
+use whole::{driver, on_a_gpu};
 
 fn nvrtc() -> PathBuf {
     if let Some(path) = env::var_os("QUINTET_NVRTC") {
@@ -90,11 +86,6 @@ fn folder(name: &str) -> PathBuf {
     let _ = std::fs::remove_dir_all(&path);
     std::fs::create_dir_all(&path).unwrap();
     path
-}
-
-/// With `QUINTET_ON_A_GPU=1` the laws run on the machine's own driver (benches/gpu-check).
-fn on_a_gpu() -> bool {
-    env::var_os("QUINTET_ON_A_GPU").is_some_and(|v| v == "1")
 }
 
 /// The one device of this process: kernels are compiled once, and kept nowhere unless asked.
