@@ -16,7 +16,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    string::{String, ToString},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -37,8 +36,9 @@ use crate::{
 mod act;
 mod by;
 mod bytes;
+mod calls;
 pub(crate) mod far;
-mod log;
+mod known;
 mod messages;
 mod observer;
 mod parcel;
@@ -46,18 +46,17 @@ mod started;
 pub(crate) mod stats;
 mod worker;
 
-pub use observer::{Observed, Observer};
+pub use observer::{Made, Observed, Observer};
 pub use stats::Stats;
 
-use act::{Known, Owned, Pair, Run};
+use act::{Owned, Pair, Run};
+use known::Known;
 use worker::Core;
 
 /// A group of ranks and this rank's endpoint in it.
 #[derive(Debug)]
 pub struct Communicator<T: Transport + Send + 'static> {
     core: Arc<Core<T>>,
-    group: ProcessGroup,
-    name: String,
     order: Order,
     deadline: Duration,
     model: Arc<Model>,
@@ -82,13 +81,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// A communicator over an endpoint, with [`Order::Rank`] and [`DEFAULT_DEADLINE`].
     #[must_use]
     pub fn new(transport: T) -> Self {
-        let ranks: Vec<usize> = (0..transport.world())
-            .map(|r| transport.global(r))
-            .collect();
-        let me = transport.rank();
         Self {
-            group: ProcessGroup::seat(ranks, me),
-            name: transport.name().to_string(),
             order: Order::default(),
             deadline: DEFAULT_DEADLINE,
             model: Arc::default(),
@@ -152,9 +145,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// ```
     #[must_use]
     pub fn with_recorder(self, recorder: &Arc<Recorder>) -> Self {
-        let recorder = Arc::clone(recorder);
-        self.core.log.open(recorder, &self.name, self.group.ranks());
-        self
+        self.with_observer(recorder.clone())
     }
 
     /// The model that chooses plans.
@@ -163,8 +154,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         &self.model
     }
 
-    /// The same, telling `observer` of each operation once it is over. Sub-groups made from it tell
-    /// the same one. Of two observers the first stays.
+    /// The same, telling `observer` too of each operation. Sub-groups made from it tell the same ones.
     ///
     /// ```
     /// use quintet_collectives::{Observed, Observer, ReduceOp, World};
@@ -186,7 +176,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// ```
     #[must_use]
     pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
-        let _ = self.core.observer.set(observer);
+        self.core.observers.add(observer);
         self
     }
 
@@ -204,38 +194,34 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             .with_order(self.order)
             .with_deadline(self.deadline)
             .with_model(model);
-        let heir = match self.core.log.recorder() {
-            Some(recorder) => heir.with_recorder(recorder),
-            None => heir,
-        };
-        match self.core.observer.get() {
-            Some(observer) => heir.with_observer(observer.clone()),
-            None => heir,
-        }
+        self.core
+            .observers
+            .iter()
+            .fold(heir, |heir, observer| heir.with_observer(observer.clone()))
     }
 
     /// My place in the group.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.group.rank()
+        self.core.group.rank()
     }
 
     /// Ranks in the group.
     #[must_use]
     pub fn world(&self) -> usize {
-        self.group.world()
+        self.core.group.world()
     }
 
     /// The group.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
-        &self.group
+        &self.core.group
     }
 
     /// The group's name, as reports have it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.core.name
     }
 
     /// A number that no other communicator of this process has.
@@ -266,7 +252,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
     /// Their sum is [`Stats::bytes`].
     #[must_use]
     pub fn sent_to(&self) -> BTreeMap<usize, u64> {
-        let sent = |(&to, &bytes): (&usize, &u64)| (self.group.ranks()[to], bytes);
+        let sent = |(&to, &bytes): (&usize, &u64)| (self.core.group.ranks()[to], bytes);
         self.core
             .visit(|link| link.sent_to().iter().map(sent).collect())
     }
@@ -310,10 +296,10 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             .ranks()
             .iter()
             .map(|&global| {
-                self.group.place(global).ok_or_else(|| {
+                self.core.group.place(global).ok_or_else(|| {
                     Error::Layout(std::format!(
                         "rank {global} is not a member of group {}",
-                        self.name
+                        self.core.name
                     ))
                 })
             })
@@ -357,284 +343,11 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             .collect();
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|(_, r)| r).collect();
-        let name = std::format!("{}/{color}", self.name);
+        let name = std::format!("{}/{color}", self.core.name);
         let transport = self
             .core
             .visit(|link| link.transport.subgroup(&members, &name))?;
         Ok(self.heir(transport, &members))
-    }
-
-    /// Every rank's `buffer` becomes the fold of all.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`], [`Error::PeerLost`], [`Error::Timeout`], [`Error::Aborted`].
-    #[track_caller]
-    pub fn all_reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp) -> Result<()> {
-        let len = buffer.len();
-        self.perform(Shape::AllReduce { len }, Some(op), whole(buffer))
-    }
-
-    /// `output` becomes the fold of all inputs, which stay.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
-    #[track_caller]
-    pub fn all_reduce_into<E: Element>(
-        &self,
-        input: &[E],
-        output: &mut [E],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let len = input.len();
-        self.perform(
-            Shape::AllReduce { len },
-            Some(op),
-            View::Apart { input, output },
-        )
-    }
-
-    /// `output` becomes chunk `rank` of the fold; all chunks are as long as `output`.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
-    #[track_caller]
-    pub fn reduce_scatter<E: Element>(
-        &self,
-        input: &[E],
-        output: &mut [E],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let counts = std::vec![output.len(); self.world()];
-        self.reduce_scatter_v(input, output, &counts, op)
-    }
-
-    /// `output` becomes chunk `rank` of the fold; chunk r has `counts[r]` elements.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`], [`Error::Len`], and [`Error::Plan`] for bad counts.
-    #[track_caller]
-    pub fn reduce_scatter_v<E: Element>(
-        &self,
-        input: &[E],
-        output: &mut [E],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let shape = Shape::ReduceScatter {
-            counts: counts.to_vec(),
-        };
-        self.perform(shape, Some(op), View::Apart { input, output })
-    }
-
-    /// Chunk `rank` of `buffer` becomes that chunk of the fold; the rest of the buffer stays.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::reduce_scatter_v`].
-    #[track_caller]
-    pub fn reduce_scatter_in_place<E: Element>(
-        &self,
-        buffer: &mut [E],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let (input, output) = (0..buffer.len(), own(counts, self.rank()));
-        let shape = Shape::ReduceScatter {
-            counts: counts.to_vec(),
-        };
-        self.perform(
-            shape,
-            Some(op),
-            View::Whole {
-                buffer,
-                input,
-                output,
-            },
-        )
-    }
-
-    /// `output` becomes all inputs in rank order, all of one length.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
-    #[track_caller]
-    pub fn all_gather<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
-        let counts = std::vec![input.len(); self.world()];
-        self.all_gather_v(input, output, &counts)
-    }
-
-    /// `output` becomes all inputs in rank order; rank r gives `counts[r]` elements.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::reduce_scatter_v`].
-    #[track_caller]
-    pub fn all_gather_v<E: Element>(
-        &self,
-        input: &[E],
-        output: &mut [E],
-        counts: &[usize],
-    ) -> Result<()> {
-        let shape = Shape::AllGather {
-            counts: counts.to_vec(),
-        };
-        self.perform(shape, None, View::Apart { input, output })
-    }
-
-    /// Each rank has filled chunk `rank` of `buffer`; all chunks come to be filled.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::reduce_scatter_v`].
-    #[track_caller]
-    pub fn all_gather_in_place<E: Element>(
-        &self,
-        buffer: &mut [E],
-        counts: &[usize],
-    ) -> Result<()> {
-        let (input, output) = (own(counts, self.rank()), 0..buffer.len());
-        let shape = Shape::AllGather {
-            counts: counts.to_vec(),
-        };
-        self.perform(
-            shape,
-            None,
-            View::Whole {
-                buffer,
-                input,
-                output,
-            },
-        )
-    }
-
-    /// Every rank's `buffer` becomes the root's.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`], and [`Error::Plan`] where `root` is no rank.
-    #[track_caller]
-    pub fn broadcast<E: Element>(&self, buffer: &mut [E], root: usize) -> Result<()> {
-        let len = buffer.len();
-        self.perform(Shape::Broadcast { len, root }, None, whole(buffer))
-    }
-
-    /// The root's `buffer` becomes the fold of all; the others' stay.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::broadcast`].
-    #[track_caller]
-    pub fn reduce<E: Element>(&self, buffer: &mut [E], op: ReduceOp, root: usize) -> Result<()> {
-        let len = buffer.len();
-        self.perform(Shape::Reduce { len, root }, Some(op), whole(buffer))
-    }
-
-    /// The root's `output` becomes all inputs in rank order, all of one length. Elsewhere `output`
-    /// is not looked at and may be empty.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::broadcast`], and [`Error::Len`].
-    #[track_caller]
-    pub fn gather<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
-        let counts = std::vec![input.len(); self.world()];
-        self.gather_v(input, output, &counts, root)
-    }
-
-    /// The same, rank r giving `counts[r]` elements.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::gather`], and [`Error::Plan`] for bad counts.
-    #[track_caller]
-    pub fn gather_v<E: Element>(
-        &self,
-        input: &[E],
-        output: &mut [E],
-        counts: &[usize],
-        root: usize,
-    ) -> Result<()> {
-        let shape = Shape::Gather {
-            counts: counts.to_vec(),
-            root,
-        };
-        self.perform(shape, None, View::Apart { input, output })
-    }
-
-    /// `output` becomes chunk `rank` of the root's `input`, all chunks as long as `output`.
-    /// Elsewhere `input` is not looked at and may be empty.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::gather`].
-    #[track_caller]
-    pub fn scatter<E: Element>(&self, input: &[E], output: &mut [E], root: usize) -> Result<()> {
-        let counts = std::vec![output.len(); self.world()];
-        self.scatter_v(input, output, &counts, root)
-    }
-
-    /// The same, chunk r having `counts[r]` elements.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::gather_v`].
-    #[track_caller]
-    pub fn scatter_v<E: Element>(
-        &self,
-        input: &[E],
-        output: &mut [E],
-        counts: &[usize],
-        root: usize,
-    ) -> Result<()> {
-        let shape = Shape::Scatter {
-            counts: counts.to_vec(),
-            root,
-        };
-        self.perform(shape, None, View::Apart { input, output })
-    }
-
-    /// Part r of `input` goes to rank r; part r of `output` comes from it; all of one length.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`], and [`Error::Len`].
-    #[track_caller]
-    pub fn all_to_all<E: Element>(&self, input: &[E], output: &mut [E]) -> Result<()> {
-        let world = self.world();
-        if !input.len().is_multiple_of(world) {
-            let expected = input.len().next_multiple_of(world);
-            return Err(Error::Len {
-                op: "all_to_all",
-                what: "the input",
-                expected,
-                got: input.len(),
-            });
-        }
-        let len = input.len() / world;
-        self.perform(Shape::AllToAll { len }, None, View::Apart { input, output })
-    }
-
-    /// The next `send[r]` elements of `input` go to rank r, the next `recv[r]` of `output` come
-    /// from it, for r = 0, 1, ... A pair of ranks that disagrees is found out on receipt.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::reduce_scatter_v`], and [`Error::Message`].
-    #[track_caller]
-    pub fn all_to_all_v<E: Element>(
-        &self,
-        input: &[E],
-        send: &[usize],
-        output: &mut [E],
-        recv: &[usize],
-    ) -> Result<()> {
-        let shape = Shape::AllToAllV {
-            send: send.to_vec(),
-            recv: recv.to_vec(),
-        };
-        self.perform(shape, None, View::Apart { input, output })
-    }
-
-    /// Returns once every rank has called it.
-    ///
-    /// # Errors
-    /// Those of [`Communicator::all_reduce`].
-    #[track_caller]
-    pub fn barrier(&self) -> Result<()> {
-        let view: View<'_, u8> = View::Apart {
-            input: &[],
-            output: &mut [],
-        };
-        self.perform(Shape::Barrier, None, view)
     }
 
     /// On this thread where nothing is under way, else on the worker with a copy.
@@ -646,7 +359,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         mut view: View<'_, E>,
     ) -> Result<()> {
         let run = self.run(shape, E::DTYPE, redop)?;
-        fits(&run.known.plan, self.rank(), &view)?;
+        fits(run.known.plan(), self.rank(), &view)?;
         if self.core.idle() {
             return self
                 .core
@@ -667,27 +380,16 @@ impl<T: Transport + Send + 'static> Communicator<T> {
 
     #[track_caller]
     fn run(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Run> {
-        Ok(Run {
-            known: self.plan(shape, dtype)?,
-            dtype,
-            redop,
-            order: self.order,
-            site: Site::here(),
-            sequence: None,
-            way: act::Way::Open,
-        })
+        Ok(Run::new(self.known(shape, dtype, redop)?, Site::here()))
     }
 
-    fn plan(&self, shape: Shape, dtype: DType) -> Result<Arc<Known>> {
+    fn known(&self, shape: Shape, dtype: DType, redop: Option<ReduceOp>) -> Result<Arc<Known>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = plans
-            .iter()
-            .find(|k| k.dtype == dtype && *k.plan.shape() == shape);
-        if let Some(known) = known {
+        if let Some(known) = plans.iter().find(|k| k.is(&shape, dtype, redop)) {
             return Ok(known.clone());
         }
         let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
-        let known = Arc::new(Known::new(plan, dtype));
+        let known = Arc::new(Known::new(plan, dtype, (redop, self.order), self.rank()));
         plans.push_front(known.clone());
         plans.truncate(PLANS);
         Ok(known)
@@ -697,15 +399,6 @@ impl<T: Transport + Send + 'static> Communicator<T> {
 impl<T: Transport + Send + 'static> Drop for Communicator<T> {
     fn drop(&mut self) {
         self.core.close();
-    }
-}
-
-fn whole<E>(buffer: &mut [E]) -> View<'_, E> {
-    let len = buffer.len();
-    View::Whole {
-        buffer,
-        input: 0..len,
-        output: 0..len,
     }
 }
 

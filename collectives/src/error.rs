@@ -141,6 +141,14 @@ pub enum Error {
         /// Global rank that called it.
         rank: usize,
     },
+    /// This process is a fork of the one that made the group, and has none of its threads.
+    #[error(
+        "group {group} belongs to the process that this one was forked from, which alone may use it"
+    )]
+    Forked {
+        /// Name of the group.
+        group: String,
+    },
     /// No rank can move: each waits for another.
     #[error("deadlock: {cycle}")]
     Deadlock {

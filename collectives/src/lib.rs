@@ -50,6 +50,8 @@ pub mod element;
 #[cfg(feature = "std")]
 pub mod environment;
 pub mod error;
+#[cfg(feature = "std")]
+mod forked;
 pub mod group;
 #[cfg(all(feature = "std", unix))]
 pub mod launch;
@@ -82,7 +84,7 @@ pub use plan::{CollectiveShape, Plan};
 pub use transport::Transport;
 #[cfg(feature = "std")]
 pub use {
-    communicator::{Communicator, Observed, Observer, Stats},
+    communicator::{Communicator, Made, Observed, Observer, Stats},
     pending::{Done, Gate, Pending},
     recorder::Recorder,
     transport::local::{Local, World},

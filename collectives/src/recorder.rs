@@ -26,7 +26,7 @@ use std::{
     vec::Vec,
 };
 
-use crate::{DType, Error, Result, transport::Site};
+use crate::{Error, Made, Observed, Observer, Result};
 
 mod merge;
 
@@ -132,17 +132,6 @@ struct Recording {
     file: Option<File>,
 }
 
-/// What is recorded of a call when it is made.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Subject {
-    pub(crate) op: &'static str,
-    pub(crate) dtype: DType,
-    pub(crate) len: usize,
-    /// Global rank and tag.
-    pub(crate) peer: Option<(usize, u64)>,
-    pub(crate) site: Option<Site>,
-}
-
 /// Bytes of a line of a file, its end included.
 pub const LINE: usize = 640;
 
@@ -217,48 +206,7 @@ impl Recorder {
         ring
     }
 
-    /// A call is made; its number.
-    pub(crate) fn queued(&self, group: &str, ranks: &[usize], subject: &Subject) -> u64 {
-        let now = self.now();
-        let mut state = self.lock();
-        let group = state.group(group, ranks, self.slots);
-        let number = state.next;
-        state.next += 1;
-        let entry = Entry {
-            number,
-            group,
-            op: subject.op.to_string(),
-            sequence: None,
-            dtype: subject.dtype.to_string(),
-            len: subject.len,
-            peer: subject.peer,
-            site: subject.site.map_or_else(String::new, |s| s.to_string()),
-            state: State::Queued,
-            at: [Some(now), None, None],
-            error: String::new(),
-        };
-        let at = self.place(number);
-        if at < state.ring.entries.len() {
-            state.ring.entries[at] = entry;
-        } else {
-            state.ring.entries.push(entry);
-        }
-        state.write(at);
-        number
-    }
-
-    /// The call has begun, a collective as number `sequence` of its group.
-    pub(crate) fn begun(&self, number: u64, sequence: Option<u64>) {
-        let now = self.now();
-        self.change(number, |entry| {
-            entry.state = State::Begun;
-            entry.sequence = sequence;
-            entry.at[1] = Some(now);
-        });
-    }
-
-    /// The call is over.
-    pub(crate) fn over(&self, number: u64, error: Option<&Error>) {
+    fn ended(&self, number: u64, error: Option<&Error>) {
         let now = self.now();
         self.change(number, |entry| {
             entry.at[2] = Some(now);
@@ -292,6 +240,51 @@ impl Recorder {
     fn lock(&self) -> MutexGuard<'_, Recording> {
         // Entries change in single steps: what a panicking holder left is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Observer for Recorder {
+    /// The call's number.
+    fn made(&self, call: &Made<'_>) -> u64 {
+        let now = self.now();
+        let mut state = self.lock();
+        let group = state.group(call.group, call.ranks, self.slots);
+        let number = state.next;
+        state.next += 1;
+        let entry = Entry {
+            number,
+            group,
+            op: call.op.to_string(),
+            sequence: None,
+            dtype: call.dtype.to_string(),
+            len: call.len,
+            peer: call.peer,
+            site: call.site.map_or_else(String::new, |s| s.to_string()),
+            state: State::Queued,
+            at: [Some(now), None, None],
+            error: String::new(),
+        };
+        let at = self.place(number);
+        if at < state.ring.entries.len() {
+            state.ring.entries[at] = entry;
+        } else {
+            state.ring.entries.push(entry);
+        }
+        state.write(at);
+        number
+    }
+
+    fn begun(&self, number: u64, sequence: Option<u64>) {
+        let now = self.now();
+        self.change(number, |entry| {
+            entry.state = State::Begun;
+            entry.sequence = sequence;
+            entry.at[1] = Some(now);
+        });
+    }
+
+    fn over(&self, call: &Observed<'_>) {
+        self.ended(call.ticket, call.error);
     }
 }
 
@@ -392,8 +385,12 @@ fn cut(text: &str, bytes: usize) -> String {
 mod tests {
     use super::*;
 
-    fn subject(len: usize) -> Subject {
-        Subject {
+    use crate::{DType, transport::Site};
+
+    fn made(len: usize) -> Made<'static> {
+        Made {
+            group: "world",
+            ranks: &[0, 3],
             op: "all_reduce",
             dtype: DType::F32,
             len,
@@ -406,14 +403,14 @@ mod tests {
     fn the_last_calls_are_kept() {
         let recorder = Recorder::new(3, 4);
         for len in 0..10 {
-            let number = recorder.queued("world", &[0, 3], &subject(len));
+            let number = recorder.made(&made(len));
             recorder.begun(number, Some(len as u64));
             if len != 9 {
-                recorder.over(number, None);
+                recorder.ended(number, None);
             }
         }
         // One that has lost its slot changes nobody else's.
-        recorder.over(0, Some(&Error::Aborted { rank: 0 }));
+        recorder.ended(0, Some(&Error::Aborted { rank: 0 }));
         let ring = recorder.ring();
         let lens: Vec<usize> = ring.entries.iter().map(|e| e.len).collect();
         assert_eq!(lens, [6, 7, 8, 9]);

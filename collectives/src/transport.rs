@@ -394,6 +394,18 @@ impl Call {
             })
     }
 
+    /// Whether the two differ in no more than their number.
+    #[cfg(feature = "std")]
+    pub(crate) fn repeats(&self, earlier: &Self) -> bool {
+        let sequence = self.sequence;
+        *self
+            == Self {
+                sequence,
+                ..*earlier
+            }
+            && self.site == earlier.site
+    }
+
     /// The same, called at `site`.
     #[must_use]
     pub fn at(mut self, site: Site) -> Self {

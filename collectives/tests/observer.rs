@@ -31,7 +31,7 @@ impl Observer for Heard {
             peer: o.peer,
             bytes: o.bytes,
             started: o.started,
-            ok: o.ok,
+            ok: o.error.is_none(),
         });
     }
 }

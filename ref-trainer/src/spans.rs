@@ -200,7 +200,7 @@ impl Drop for Open {
 impl Observer for Recorder {
     fn over(&self, seen: &Observed<'_>) {
         // A group of one has nobody to speak with.
-        if !self.is_on() || !seen.ok || seen.world == 1 {
+        if !self.is_on() || seen.error.is_some() || seen.world == 1 {
             return;
         }
         let Some(group) = label(seen.group) else {

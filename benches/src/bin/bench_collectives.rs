@@ -154,7 +154,7 @@ fn rank<T: Transport + Send + 'static>(comm: &Communicator<T>, args: &Args) -> R
         }
         let mut line = json!({
             "peer": "quintet", "way": name(args.way), "op": name(args.op), "ranks": n, "bytes": bytes,
-            "us": (seconds * 1e7).round() / 10.0,
+            "us": (seconds * 1e9).round() / 1e3,
             "algbw_GBps": (bytes as f64 / seconds * 1e-6).round() / 1e3,
         });
         if let Some(memory) = memory {

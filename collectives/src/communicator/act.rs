@@ -9,19 +9,19 @@
 //! ```
 
 use std::{
+    boxed::Box,
     string::{String, ToString},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     vec::Vec,
 };
 
+use super::{known::Known, observer::Subject};
 use crate::{
-    DType, Element, Error, Order, ReduceOp, Result,
+    Element, Error, Result,
     performer::{Link, Performer, View},
-    plan::Plan,
-    recorder::Subject,
     transport::{
-        Call, Message, Site, Tag, Transport, Wait,
-        direct::{Memory as Addresses, Pinned, Shared, Sharing},
+        Message, Site, Tag, Transport, Wait,
+        direct::{Memory as Addresses, Pinned, Sharing, Task},
     },
 };
 
@@ -35,7 +35,7 @@ pub(super) trait Act<T> {
     fn report(&self) -> Report;
     /// What it may not overtake.
     fn track(&self) -> Track;
-    /// What is recorded of it; its peer is a place in the group.
+    /// What observers are told of it; its peer is a place in the group.
     fn subject(&self) -> Subject;
     /// It has begun and ends with `cause` without being polled again.
     fn give_up(&mut self, _link: &mut Link<T>, _cause: &Error) {}
@@ -64,66 +64,10 @@ pub(super) enum Track {
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) known: Arc<Known>,
-    pub(super) dtype: DType,
-    pub(super) redop: Option<ReduceOp>,
-    pub(super) order: Order,
     pub(super) site: Site,
     /// Its number in the group, once it has one.
     pub(super) sequence: Option<u64>,
     pub(super) way: Way,
-}
-
-/// A plan, and what it sends from this rank.
-#[derive(Debug)]
-pub(super) struct Known {
-    pub(super) plan: Arc<Plan>,
-    pub(super) dtype: DType,
-    sent: OnceLock<Vec<Sent>>,
-}
-
-impl Known {
-    pub(super) fn new(plan: Plan, dtype: DType) -> Self {
-        Self {
-            plan: Arc::new(plan),
-            dtype,
-            sent: OnceLock::new(),
-        }
-    }
-
-    /// What the plan's messages from this rank come to, by receiver.
-    fn sent(&self, rank: usize) -> &[Sent] {
-        self.sent.get_or_init(|| {
-            let mut all: Vec<Sent> = Vec::new();
-            for send in self.plan.iter(rank).flat_map(|round| round.sends) {
-                let width = if send.what.wide() {
-                    self.dtype.accumulator()
-                } else {
-                    self.dtype
-                };
-                let bytes = (send.what.len() * width.bytes()) as u64;
-                match all.iter_mut().find(|sent| sent.to == send.to) {
-                    Some(sent) => {
-                        sent.bytes += bytes;
-                        sent.messages += 1;
-                    }
-                    None => all.push(Sent {
-                        to: send.to,
-                        bytes,
-                        messages: 1,
-                    }),
-                }
-            }
-            all
-        })
-    }
-}
-
-/// What goes to one receiver.
-#[derive(Debug, Clone, Copy)]
-struct Sent {
-    to: usize,
-    bytes: u64,
-    messages: u64,
 }
 
 /// How a collective is performed.
@@ -133,46 +77,55 @@ pub(super) enum Way {
     #[default]
     Open,
     /// By the plan's messages.
-    Messages(Performer),
-    /// In shared memory.
-    Shared(Shared, Call),
+    Messages(Box<Performer>),
+    /// In shared memory; and whether every rank is known to have made the call.
+    Shared(Task, bool),
 }
 
 impl Run {
+    pub(super) fn new(known: Arc<Known>, site: Site) -> Self {
+        Self {
+            known,
+            site,
+            sequence: None,
+            way: Way::Open,
+        }
+    }
+
     /// Goes on with what holds the addresses of its memory already; none where it has not begun or
     /// needs a view.
     fn resume<E: Element, T: Transport>(&mut self, link: &mut Link<T>) -> Result<Option<bool>> {
-        let Way::Shared(shared, call) = &mut self.way else {
+        let Way::Shared(task, called) = &mut self.way else {
             return Ok(None);
         };
-        let transport = &mut link.transport;
-        if !transport.confirmed(call.sequence)? {
-            // The others are mostly about to come.
-            let come = matches!(transport.direct(), Sharing::Ready(end) if end.glance());
-            if !come || !transport.confirmed(call.sequence)? {
-                return Ok(Some(false));
-            }
+        let (transport, known) = (&mut link.transport, &self.known);
+        // The others are mostly about to come.
+        if !*called && let Sharing::Ready(end) = transport.direct() {
+            end.glance();
         }
+        if !transport.confirmed(self.sequence.unwrap_or(0))? {
+            if let Sharing::Ready(end) = transport.direct() {
+                end.settle();
+            }
+            return Ok(Some(false));
+        }
+        *called = true;
         let Sharing::Ready(end) = transport.direct() else {
             return Ok(Some(false));
         };
-        match shared.poll::<E>(end) {
+        match end.perform::<E>(&known.outline, known.redop(), task) {
             Ok(false) => return Ok(Some(false)),
-            Ok(true) => {}
+            Ok(true) => end.count(known.bytes()),
             Err(rank) => {
                 return Err(Error::Message {
                     group: transport.name().to_string(),
                     rank: transport.global(transport.rank()),
                     peer: transport.global(rank),
-                    op: call.operation.name(),
+                    op: known.operation().name(),
                     expected: "a buffer as long as the call needs".to_string(),
                     got: "a shorter one".to_string(),
                 });
             }
-        }
-        let sent = self.known.sent(transport.rank());
-        if let Sharing::Ready(end) = transport.direct() {
-            end.count(sent.iter().map(|sent| sent.bytes).sum());
         }
         self.count(link);
         Ok(Some(true))
@@ -180,7 +133,7 @@ impl Run {
 
     /// Counts as sent what the plan sends.
     pub(super) fn count<T: Transport>(&self, link: &mut Link<T>) {
-        for sent in self.known.sent(link.transport.rank()) {
+        for sent in self.known.sent() {
             link.count(sent.to, sent.bytes, sent.messages);
         }
     }
@@ -194,30 +147,27 @@ impl Run {
         if let Way::Messages(performer) = &mut self.way {
             return performer.poll(link, view);
         }
-        let plan = &self.known.plan;
-        let (shape, world) = (plan.shape(), plan.world());
-        let call = Call::new(*sequence, shape, world, self.dtype, self.redop, self.order);
-        let call = call.at(self.site);
-        let shared = match link.transport.direct() {
+        let known = &self.known;
+        let task = match link.transport.direct() {
             Sharing::NotYet => return link.transport.healthy().map(|()| false),
-            Sharing::Ready(end) if end.takes(plan) => {
+            Sharing::Ready(end) if known.outline.direct() => {
                 let (input, output) = view.parts();
-                let redop = self.redop.unwrap_or(ReduceOp::Sum);
                 let memory = Addresses::new(input, output);
-                Some(end.prepare(plan.clone(), redop, memory, *sequence))
+                Some(end.prepare(&known.outline, known.redop(), memory, *sequence))
             }
             _ => None,
         };
+        let call = known.call(*sequence, self.site);
         self.sequence = Some(*sequence);
         *sequence += 1;
-        match shared {
-            Some(shared) => {
+        match task {
+            Some(task) => {
                 link.transport.announce(&call)?;
-                self.way = Way::Shared(shared, call);
+                self.way = Way::Shared(task, false);
                 self.resume::<E, T>(link).map(|over| over == Some(true))
             }
             None => {
-                self.way = Way::Messages(Performer::begin(plan, call, link)?);
+                self.way = Way::Messages(Box::new(Performer::begin(known.plan(), call, link)?));
                 self.poll(link, sequence, view)
             }
         }
@@ -227,15 +177,15 @@ impl Run {
         match &self.way {
             Way::Open => {}
             Way::Messages(performer) => performer.wait(wait),
-            Way::Shared(_, call) => wait.confirm = Some(call.sequence),
+            Way::Shared(..) => wait.confirm = self.sequence,
         }
     }
 
     pub(super) fn subject(&self) -> Subject {
         Subject {
-            op: self.known.plan.shape().operation().name(),
-            dtype: self.dtype,
-            len: self.known.plan.shape().len(self.known.plan.world()),
+            op: self.known.operation().name(),
+            dtype: self.known.dtype(),
+            len: self.known.plan().shape().len(self.known.plan().world()),
             peer: None,
             site: Some(self.site),
         }
@@ -248,7 +198,7 @@ impl Run {
             Way::Open => (None, String::from("its start")),
         };
         Report {
-            op: self.known.plan.shape().operation().name(),
+            op: self.known.operation().name(),
             sequence: self.sequence.unwrap_or(0),
             peer,
             what,

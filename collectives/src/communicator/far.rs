@@ -14,12 +14,12 @@ use std::{
 use super::{
     Communicator,
     act::{Act, Report, Run, Track, Yields},
+    observer::Subject,
 };
 use crate::{
     Error, Pending, ReduceOp, Result,
     performer::Link,
     plan::CollectiveShape as Shape,
-    recorder::Subject,
     transport::{
         Call, Message, Tag, Transport, Wait,
         device::{Device, Job, Lane, Span},
@@ -101,7 +101,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
                 reason,
             });
         }
-        let (plan, me) = (&run.known.plan, self.rank());
+        let (plan, me) = (run.known.plan(), self.rank());
         let wanted = [plan.input_len(me), plan.output_len(me)];
         // Where a root alone reads or writes, the others' memory may be absent.
         let rooted = |want: usize| want == 0 && shape.root().is_some();
@@ -146,7 +146,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         }
         Err(Error::Layout(format!(
             "the transport of group {} reaches no device",
-            self.name
+            self.name()
         )))
     }
 }
@@ -198,9 +198,8 @@ impl<K> Far<K> {
                     if matches!(shape, Shape::Barrier) && !self.job.lane.idle()? {
                         return link.transport.healthy().map(|()| false);
                     }
-                    let (world, run) = (link.transport.world(), &mut self.run);
-                    let call = Call::new(*sequence, shape, world, run.dtype, run.redop, run.order);
-                    let call = call.at(run.site);
+                    let run = &mut self.run;
+                    let call = run.known.call(*sequence, run.site);
                     run.sequence = Some(*sequence);
                     *sequence += 1;
                     link.transport.announce(&call)?;
@@ -263,7 +262,7 @@ impl<K> Far<K> {
             let Some(count) = link.try_recv::<i64>(from, tag, 1, "all_to_all_v")? else {
                 break;
             };
-            let dtype = self.run.dtype;
+            let dtype = self.run.known.dtype();
             let got = count.elements::<i64>().first().map_or(0, |&n| n as usize);
             if got != recv[from] {
                 let [expected, got] = [recv[from], got].map(|n| format!("{dtype} x {n}"));

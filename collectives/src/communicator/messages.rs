@@ -86,7 +86,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         }
         Err(Error::Layout(std::format!(
             "rank {rank} is no rank of group {} of {}",
-            self.name,
+            self.name(),
             self.world()
         )))
     }

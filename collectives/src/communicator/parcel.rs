@@ -15,11 +15,11 @@ use super::{
     Communicator,
     act::{Act, Report, Track, Yields},
     far::{RESERVED, device, other},
+    observer::Subject,
 };
 use crate::{
     DType, Error, Pending, Result,
     performer::Link,
-    recorder::Subject,
     transport::{
         Message, Site, Tag, Transport, Wait,
         device::{Lane, Parcel, Said, Span},

@@ -171,7 +171,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         let run = self.run(shape, E::DTYPE, redop)?;
         let (input, output) = (framed.input.clone(), framed.output.clone());
         fits::<E>(
-            &run.known.plan,
+            run.known.plan(),
             self.rank(),
             &View::Whole {
                 buffer: framed.buffer.as_mut(),

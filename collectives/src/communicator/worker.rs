@@ -15,7 +15,7 @@ use std::{
     collections::VecDeque,
     string::{String, ToString},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -25,12 +25,12 @@ use std::{
 
 use super::{
     act::{Act, Report, Track, Yields},
-    log::{Log, Note},
-    observer::{Observed, Observer},
+    observer::{Hearing, Observers},
     stats::{Counters, Stats},
 };
 use crate::{
-    Error, Gate, Pending, Result,
+    Error, Gate, Pending, ProcessGroup, Result,
+    forked::Birth,
     pending::Completer,
     performer::Link,
     transport::{Control, Transport, Wait},
@@ -41,14 +41,17 @@ pub(super) struct Core<T> {
     engine: Mutex<Engine<T>>,
     pub(super) control: Arc<dyn Control>,
     counters: Arc<Counters>,
-    /// Where its calls are recorded, if anywhere.
-    pub(super) log: Log,
+    birth: Birth,
+    pub(super) group: ProcessGroup,
+    pub(super) name: String,
+    /// Who hears of its calls.
+    pub(super) observers: Observers,
     queue: Mutex<Queue<T>>,
+    /// Started and not over.
+    unfinished: AtomicUsize,
     bell: Condvar,
     /// Threads that want the engine between two rounds of the worker.
     visitors: AtomicUsize,
-    /// Hears of what is over; set at most once.
-    pub(super) observer: OnceLock<Arc<dyn Observer>>,
 }
 
 struct Engine<T> {
@@ -59,8 +62,6 @@ struct Engine<T> {
 
 struct Queue<T> {
     new: VecDeque<Box<dyn Job<T>>>,
-    /// Started and not over, `new` included.
-    unfinished: usize,
     closing: bool,
     worker: Option<JoinHandle<()>>,
     /// The worker panicked: a gate or a buffer did.
@@ -79,23 +80,28 @@ impl<T: Transport + Send + 'static> Core<T> {
     pub(super) fn new(transport: T) -> Arc<Self> {
         let queue = Queue {
             new: VecDeque::new(),
-            unfinished: 0,
             closing: false,
             worker: None,
             dead: false,
         };
+        let ranks: Vec<usize> = (0..transport.world())
+            .map(|r| transport.global(r))
+            .collect();
         Arc::new(Self {
+            birth: Birth::here(),
+            group: ProcessGroup::seat(ranks, transport.rank()),
+            name: transport.name().to_string(),
             control: transport.control(),
             engine: Mutex::new(Engine {
                 link: Link::new(transport),
                 sequence: 0,
             }),
             counters: Arc::default(),
-            log: Log::default(),
+            observers: Observers::default(),
             queue: Mutex::new(queue),
+            unfinished: AtomicUsize::new(0),
             bell: Condvar::new(),
             visitors: AtomicUsize::new(0),
-            observer: OnceLock::new(),
         })
     }
 
@@ -105,7 +111,7 @@ impl<T: Transport + Send + 'static> Core<T> {
 
     /// Whether a blocking call may run on its own thread.
     pub(super) fn idle(&self) -> bool {
-        lock(&self.queue).unfinished == 0
+        self.unfinished.load(Ordering::Acquire) == 0
     }
 
     /// Uses the link while no act is polled.
@@ -119,33 +125,32 @@ impl<T: Transport + Send + 'static> Core<T> {
 
     /// Performs an act on this thread.
     pub(super) fn drive<A: Act<T>>(&self, act: &mut A, deadline: Duration) -> Result<()> {
-        let mut note = self.log.note(act.subject());
-        let outcome = self.drive_on(act, deadline, &mut note);
-        note.over(&outcome);
+        self.own()?;
+        let mut hearing = self.made(act);
+        let mut engine = lock(&self.engine);
+        let outcome = self.drive_on(&mut engine, act, deadline, &mut hearing);
+        let how = (false, act.track() != Track::Collective);
+        hearing.over(&outcome, how, || act.report(), &engine.link.transport);
         outcome
     }
 
-    fn drive_on<A: Act<T>>(&self, act: &mut A, deadline: Duration, note: &mut Note) -> Result<()> {
-        let mut engine = lock(&self.engine);
-        let watch = self.watch(&engine);
+    fn drive_on<A: Act<T>>(
+        &self,
+        engine: &mut Engine<T>,
+        act: &mut A,
+        deadline: Duration,
+        hearing: &mut Hearing,
+    ) -> Result<()> {
         let mut begin = None;
         loop {
-            let outcome = self.poll(&mut engine, act);
-            note.begun(|| act.report());
-            match outcome {
+            match self.poll(engine, act, hearing) {
                 Ok(false) => {}
-                over => {
-                    if let Some((began, before)) = watch {
-                        let sent = engine.link.bytes - before;
-                        self.tell(&engine, act, (began, false, sent), over.is_ok());
-                    }
-                    return over.map(drop);
-                }
+                over => return over.map(drop),
             }
             let now = Instant::now();
             let waited = now - *begin.get_or_insert(now);
             if waited >= deadline {
-                let error = self.timeout(&engine, act.report(), waited, act.track());
+                let error = self.timeout(engine, act.report(), waited, act.track());
                 act.give_up(&mut engine.link, &error);
                 return Err(error);
             }
@@ -159,6 +164,21 @@ impl<T: Transport + Send + 'static> Core<T> {
         }
     }
 
+    /// A fork may not call.
+    fn own(&self) -> Result<()> {
+        if self.birth.elsewhere() {
+            return Err(Error::Forked {
+                group: self.name.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    fn made<A: Act<T>>(&self, act: &A) -> Hearing {
+        self.observers
+            .made(&self.name, &self.group, || act.subject())
+    }
+
     /// Queues an act for the worker.
     pub(super) fn start<A>(
         self: &Arc<Self>,
@@ -169,15 +189,15 @@ impl<T: Transport + Send + 'static> Core<T> {
     where
         A: Act<T> + Yields + Send + 'static,
     {
+        self.own()?;
         let (pending, completer) = Pending::pair(self.counters.clone());
         let job = Started {
-            note: self.log.note(act.subject()),
+            hearing: self.made(&act),
             act,
             completer,
             gate: Some(Box::new(gate)),
             begun: false,
             since: None,
-            sent: 0,
             deadline,
         };
         let mut queue = lock(&self.queue);
@@ -196,7 +216,7 @@ impl<T: Transport + Send + 'static> Core<T> {
             })?;
             queue.worker = Some(spawned);
         }
-        queue.unfinished += 1;
+        self.unfinished.fetch_add(1, Ordering::AcqRel);
         queue.new.push_back(Box::new(job));
         drop(queue);
         self.bell.notify_one();
@@ -206,9 +226,13 @@ impl<T: Transport + Send + 'static> Core<T> {
 
     /// The communicator is dropped: the worker ends once nothing is left to do.
     pub(super) fn close(&self) {
+        if self.birth.elsewhere() {
+            // The worker is the parent's.
+            return;
+        }
         let mut queue = lock(&self.queue);
         queue.closing = true;
-        let (worker, idle) = (queue.worker.take(), queue.unfinished == 0);
+        let (worker, idle) = (queue.worker.take(), self.idle());
         drop(queue);
         self.bell.notify_one();
         match worker {
@@ -273,8 +297,8 @@ impl<T: Transport + Send + 'static> Core<T> {
                 over => {
                     // Out of the books first: who waits for it may call next and expects idleness.
                     let job = jobs.remove(i);
-                    lock(&self.queue).unfinished -= 1;
-                    job.end(over.map(drop));
+                    self.unfinished.fetch_sub(1, Ordering::AcqRel);
+                    job.end(engine, over.map(drop));
                     moved = true;
                 }
             }
@@ -315,8 +339,16 @@ impl<T: Transport + Send + 'static> Core<T> {
     }
 
     /// One poll, with its counts published and its failure told to the group.
-    fn poll<A: Act<T> + ?Sized>(&self, engine: &mut Engine<T>, act: &mut A) -> Result<bool> {
+    fn poll<A: Act<T> + ?Sized>(
+        &self,
+        engine: &mut Engine<T>,
+        act: &mut A,
+        hearing: &mut Hearing,
+    ) -> Result<bool> {
+        let before = engine.link.bytes;
+        hearing.polling();
         let outcome = act.poll(&mut engine.link, &mut engine.sequence);
+        hearing.polled(engine.link.bytes - before, || act.report());
         self.counters
             .bytes
             .store(engine.link.bytes, Ordering::Relaxed);
@@ -327,44 +359,6 @@ impl<T: Transport + Send + 'static> Core<T> {
             self.control.poison(error.clone());
         }
         outcome
-    }
-
-    /// The time and the bytes sent so far, where somebody wants to hear of operations.
-    fn watch(&self, engine: &Engine<T>) -> Option<(Instant, u64)> {
-        self.observer.get()?;
-        Some((Instant::now(), engine.link.bytes))
-    }
-
-    /// Tells the observer of an act that is over: when it began, whether it was started, and the
-    /// bytes it sent.
-    fn tell<A: Act<T> + ?Sized>(
-        &self,
-        engine: &Engine<T>,
-        act: &A,
-        (began, started, bytes): (Instant, bool, u64),
-        ok: bool,
-    ) {
-        let Some(observer) = self.observer.get() else {
-            return;
-        };
-        let (report, transport) = (act.report(), &engine.link.transport);
-        let message = act.track() != Track::Collective;
-        observer.over(&Observed {
-            group: transport.name(),
-            world: transport.world(),
-            rank: transport.global(transport.rank()),
-            op: report.op,
-            number: report.sequence,
-            peer: report
-                .peer
-                .filter(|_| message)
-                .map(|peer| transport.global(peer)),
-            bytes,
-            began,
-            ended: Instant::now(),
-            started,
-            ok,
-        });
     }
 
     fn timeout(&self, engine: &Engine<T>, report: Report, waited: Duration, track: Track) -> Error {
@@ -417,18 +411,16 @@ trait Job<T>: Send {
     fn remaining(&self, now: Instant) -> Duration;
     /// Sleeps until its gate may have opened.
     fn doze(&mut self, timeout: Duration);
-    fn end(self: Box<Self>, outcome: Result<()>);
+    fn end(self: Box<Self>, engine: &Engine<T>, outcome: Result<()>);
 }
 
 struct Started<A: Yields> {
     act: A,
-    note: Note,
+    hearing: Hearing,
     completer: Completer<A::Output>,
     gate: Option<Box<dyn Gate>>,
     begun: bool,
     since: Option<Instant>,
-    /// Payload bytes it has sent.
-    sent: u64,
     deadline: Duration,
 }
 
@@ -456,13 +448,8 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
         }
         if self.gate.is_none() {
             self.begun = true;
-            let before = engine.link.bytes;
-            let over = core.poll(engine, &mut self.act);
-            self.note.begun(|| self.act.report());
-            self.sent += engine.link.bytes - before;
+            let over = core.poll(engine, &mut self.act, &mut self.hearing);
             if !matches!(over, Ok(false)) {
-                let began = self.since.unwrap_or(since);
-                core.tell(engine, &self.act, (began, true, self.sent), over.is_ok());
                 return over;
             }
         }
@@ -500,14 +487,14 @@ impl<T: Transport + Send + 'static, A: Act<T> + Yields + Send> Job<T> for Starte
         }
     }
 
-    fn end(self: Box<Self>, outcome: Result<()>) {
-        let Self {
-            act,
-            note,
-            completer,
-            ..
-        } = *self;
-        note.over(&outcome);
+    fn end(mut self: Box<Self>, engine: &Engine<T>, outcome: Result<()>) {
+        let (how, transport) = (
+            (true, self.act.track() != Track::Collective),
+            &engine.link.transport,
+        );
+        self.hearing
+            .over(&outcome, how, || self.act.report(), transport);
+        let Self { act, completer, .. } = *self;
         completer.complete(outcome.map(|()| act.output()));
     }
 }
@@ -523,7 +510,7 @@ impl<T> Drop for LastRites<'_, T> {
         if self.armed {
             let mut queue = lock(&self.core.queue);
             queue.dead = true;
-            queue.unfinished = 0;
+            self.core.unfinished.store(0, Ordering::Release);
             let lost = core::mem::take(&mut queue.new);
             drop(queue);
             // Dropping a job completes its handle with an error.
@@ -536,4 +523,47 @@ impl<T> Drop for LastRites<'_, T> {
 /// single steps, and the group of a half-performed act does not confirm it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Communicator, ReduceOp, World, transport::local::Local};
+    use std::{thread, vec};
+
+    /// Numbers of calls and messages go on beyond what 32 bits hold.
+    #[test]
+    fn numbers_beyond_four_billion_go_on() {
+        let late = u64::from(u32::MAX) - 5;
+        thread::scope(|scope| {
+            for seat in World::new(3).unwrap().seats() {
+                scope.spawn(move || {
+                    let comm: Communicator<Local> = Communicator::new(seat.endpoint());
+                    {
+                        let mut engine = super::lock(&comm.core.engine);
+                        engine.sequence = late;
+                        engine.link.transport.begin_late(late);
+                    }
+                    for turn in 0..20u64 {
+                        // In slots, in the callers' memory, and by messages.
+                        for len in [1, 100_000] {
+                            let mut x = vec![turn as f32; len];
+                            comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                            assert!(x.iter().all(|x| *x == 3.0 * turn as f32));
+                        }
+                        let (right, left) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+                        let mut got = [0u64];
+                        let tag = late + turn;
+                        comm.sendrecv(&[turn], right, &mut got, left, tag).unwrap();
+                        assert_eq!(got, [turn]);
+                        let counts = [1, 1, 1];
+                        let mut all = [0u64; 3];
+                        comm.all_to_all_v(&[turn; 3], &counts, &mut all, &counts)
+                            .unwrap();
+                        assert_eq!(all, [turn; 3]);
+                    }
+                    assert!(super::lock(&comm.core.engine).sequence > u64::from(u32::MAX) + 10);
+                });
+            }
+        });
+    }
 }

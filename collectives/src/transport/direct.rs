@@ -25,13 +25,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    ReduceOp,
-    plan::{FoldOrder, Operation, Plan},
-    transport::Call,
-};
+use crate::transport::Call;
 
 mod arena;
+mod brief;
 mod claim;
 mod duty;
 mod raw;
@@ -40,14 +37,14 @@ mod staged;
 mod work;
 
 pub(crate) use arena::Arena;
+pub(crate) use brief::{Outline, Task};
 pub use raw::copy_bytes;
-pub(crate) use shared::{Pinned, Shared};
+pub(crate) use shared::Pinned;
 pub(crate) use work::Memory;
 #[cfg(target_os = "linux")]
 pub(crate) use {arena::Plot, raw::copy};
 
-use arena::SLOT;
-use claim::{ORDERS, RANKS};
+use claim::ORDERS;
 
 /// One rank's end of the memory that its group shares.
 pub struct End {
@@ -63,6 +60,10 @@ pub struct End {
     /// Calls below this number are confirmed.
     confirmed: u64,
     aim: Aim,
+    /// Whether the call to be announced is a short one.
+    brief: bool,
+    /// The step after whose publication nobody was woken yet.
+    owed: Option<u64>,
     /// Whether ranks have a core each, so that to spin is not to keep others from running.
     brisk: bool,
     reach: Reach,
@@ -127,8 +128,10 @@ pub(crate) enum Heard {
 /// How long a rank that waits keeps looking before it sleeps.
 const LINGER: Duration = Duration::from_micros(60);
 
-/// The same within an operation that is being polled.
-const GLANCES: u32 = 48;
+/// The same within an operation that is being polled: looks without a pause, then with one between any two, which
+/// may last as long as a cache line takes to come.
+const EAGER: u32 = 200;
+const GLANCES: u32 = 40;
 
 impl core::fmt::Debug for End {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -155,12 +158,20 @@ impl End {
             call: None,
             confirmed: 0,
             aim: Aim::Step(0),
+            brief: false,
+            owed: None,
             brisk: ranks <= cores(),
             reach,
             bell,
             moved: Arc::default(),
             arena,
         }
+    }
+
+    /// As after so many steps and turns.
+    #[cfg(test)]
+    pub(crate) fn begin_late(&mut self, steps: u64) {
+        (self.step, self.turn) = (steps, steps);
     }
 
     /// The same, with what a plan sends counted there too.
@@ -180,37 +191,15 @@ impl End {
         &self.arena
     }
 
-    /// Whether a call of this plan is performed here.
-    pub(crate) fn takes(&self, plan: &Plan) -> bool {
-        let n = plan.world();
-        let pairs = match plan.shape().operation() {
-            Operation::AllToAllV | Operation::Send | Operation::Recv => return false,
-            Operation::AllGather | Operation::AllToAll => n * n,
-            _ => n,
-        };
-        let fits = n > 1 && n <= RANKS && pairs <= arena::DUTIES;
-        fits && plan.fold_order() == FoldOrder::RankOrder
-    }
-
-    /// Prepares a call, which is then to be announced. `input` and `output` are those of the plan at
-    /// my rank, and stay where they are until the result is dropped.
-    pub(crate) fn prepare(
-        &self,
-        plan: Arc<Plan>,
-        op: ReduceOp,
-        memory: Memory,
-        sequence: u64,
-    ) -> Shared {
-        let longest = duty::longest_input(&plan) * memory.width();
-        let short = longest <= SLOT && (longest <= 512 || longest * plan.world() <= 8 * SLOT);
-        Shared::begin(self, (plan, op), memory, sequence, short.then_some(longest))
-    }
-
     /// Tells the others what my next call is.
     pub(crate) fn announce(&mut self, call: &Call) {
         let digest = self.arena.digest(self.me, call.sequence);
         digest.store(call.digest(), std::sync::atomic::Ordering::Relaxed);
-        let step = self.publish();
+        let step = self.advance();
+        self.owed = Some(step);
+        if !core::mem::take(&mut self.brief) {
+            self.settle();
+        }
         self.call = Some((call.sequence, step));
     }
 
@@ -290,13 +279,17 @@ impl End {
     }
 
     /// Looks a few times; whether it has come.
-    pub(crate) fn glance(&self) -> bool {
-        for _ in 0..if self.brisk { GLANCES } else { 1 } {
+    pub(crate) fn glance(&mut self) -> bool {
+        let (eager, patient) = if self.brisk { (EAGER, GLANCES) } else { (1, 0) };
+        for look in 0..eager + patient {
             if self.arrived() {
                 return true;
             }
-            core::hint::spin_loop();
+            if look >= eager {
+                core::hint::spin_loop();
+            }
         }
+        self.settle();
         false
     }
 
@@ -314,15 +307,28 @@ impl End {
     }
 
     /// The next step is there for all to see; whoever comes last wakes those who sleep.
-    fn publish(&mut self) -> u64 {
+    fn publish(&mut self) {
+        self.owed = Some(self.advance());
+        self.settle();
+    }
+
+    /// The next step is there for all to see.
+    fn advance(&mut self) -> u64 {
         self.step += 1;
         ORDERS.publish(self.arena.progress(self.me), self.step);
-        ORDERS.rouse::<AtomicU64>();
-        if self.arena.all_reached(self.step) {
-            self.rouse();
-        }
         self.aim = Aim::Step(self.step);
         self.step
+    }
+
+    /// Wakes those who sleep for the last step, where that was put off and nobody else is to come. Until then this
+    /// rank neither sleeps nor is through with its call.
+    pub(crate) fn settle(&mut self) {
+        if let Some(step) = self.owed.take() {
+            ORDERS.rouse::<AtomicU64>();
+            if self.arena.all_reached(step) {
+                self.rouse();
+            }
+        }
     }
 
     /// I begin no more duties of this turn.

@@ -51,6 +51,8 @@ pub struct Local {
     group: Arc<Group>,
     rank: usize,
     end: End,
+    /// My last two calls, as they stand in the group.
+    told: [Option<Call>; 2],
 }
 
 /// What all groups of a world share.
@@ -211,7 +213,11 @@ impl Transport for Local {
     fn announce(&mut self, call: &Call) -> Result<()> {
         self.group.healthy()?;
         let kept = (call.sequence % 2) as usize;
-        lock(&self.group.calls[self.rank])[kept] = Some(*call);
+        // What stands there already need not be written again, but for its number.
+        if !self.told[kept].is_some_and(|told| call.repeats(&told)) {
+            lock(&self.group.calls[self.rank])[kept] = Some(*call);
+            self.told[kept] = Some(*call);
+        }
         self.end.announce(call);
         match self.end.heard() {
             Heard::Differs(rank) => Err(self.mismatch(rank, call.sequence)),
@@ -322,13 +328,23 @@ impl Local {
             shared,
             group,
             rank,
+            told: [None; 2],
         }
+    }
+
+    /// As after so many calls.
+    #[cfg(test)]
+    pub(crate) fn begin_late(&mut self, calls: u64) {
+        self.end.begin_late(calls);
     }
 
     /// The same sentence on whichever rank finds it: the lower rank first.
     fn mismatch(&self, other: usize, sequence: u64) -> Error {
         let (first, second) = (self.rank.min(other), self.rank.max(other));
-        let call = |rank: usize| lock(&self.group.calls[rank])[(sequence % 2) as usize];
+        let call = |rank: usize| {
+            let call = lock(&self.group.calls[rank])[(sequence % 2) as usize];
+            call.map(|call| Call { sequence, ..call })
+        };
         let (Some(first_call), Some(second_call)) = (call(first), call(second)) else {
             return self.lost(other);
         };

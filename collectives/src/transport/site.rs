@@ -3,11 +3,18 @@
 use core::{fmt, panic::Location};
 
 /// A place in a source file: the end of its path, and the line.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Site {
-    path: [u8; Self::PATH],
-    len: u8,
-    line: u32,
+#[derive(Clone, Copy)]
+pub struct Site(Place);
+
+/// A place of this program need not be spelled out before somebody reads it.
+#[derive(Clone, Copy)]
+enum Place {
+    Here(&'static Location<'static>),
+    Told {
+        path: [u8; Site::PATH],
+        len: u8,
+        line: u32,
+    },
 }
 
 impl Site {
@@ -18,44 +25,69 @@ impl Site {
     #[must_use]
     #[track_caller]
     pub fn here() -> Self {
-        let place = Location::caller();
-        Self::new(place.file(), place.line())
+        Self(Place::Here(Location::caller()))
     }
 
     /// A place by path and line.
     #[must_use]
     pub fn new(path: &str, line: u32) -> Self {
-        let mut start = path.len().saturating_sub(Self::PATH);
-        while !path.is_char_boundary(start) {
-            start += 1;
-        }
-        let end = &path.as_bytes()[start..];
+        let end = end(path).as_bytes();
         let mut kept = [0; Self::PATH];
         kept[..end.len()].copy_from_slice(end);
-        Self {
+        Self(Place::Told {
             path: kept,
             len: end.len() as u8,
             line,
-        }
+        })
     }
 
     /// The end of the path.
     #[must_use]
     pub fn path(&self) -> &str {
-        let len = usize::from(self.len).min(Self::PATH);
-        core::str::from_utf8(&self.path[..len]).unwrap_or("?")
+        match &self.0 {
+            Place::Here(place) => end(place.file()),
+            Place::Told { path, len, .. } => {
+                let len = usize::from(*len).min(Self::PATH);
+                core::str::from_utf8(&path[..len]).unwrap_or("?")
+            }
+        }
     }
 
     /// The line, from 1.
     #[must_use]
     pub fn line(&self) -> u32 {
-        self.line
+        match &self.0 {
+            Place::Here(place) => place.line(),
+            Place::Told { line, .. } => *line,
+        }
     }
 }
 
+/// The last bytes of a path, as many as are kept.
+fn end(path: &str) -> &str {
+    let mut start = path.len().saturating_sub(Site::PATH);
+    while !path.is_char_boundary(start) {
+        start += 1;
+    }
+    &path[start..]
+}
+
+impl PartialEq for Site {
+    fn eq(&self, other: &Self) -> bool {
+        if let (Place::Here(one), Place::Here(two)) = (&self.0, &other.0)
+            && core::ptr::eq(*one, *two)
+        {
+            return true;
+        }
+        self.line() == other.line() && self.path() == other.path()
+    }
+}
+
+impl Eq for Site {}
+
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.path(), self.line)
+        write!(f, "{}:{}", self.path(), self.line())
     }
 }
 
@@ -76,5 +108,14 @@ mod tests {
         assert_eq!(site.to_string(), "src/main.rs:7");
         let long = "\u{e9}".repeat(60);
         assert_eq!(Site::new(&long, 1).path(), "\u{e9}".repeat(20));
+    }
+
+    #[test]
+    fn a_place_is_the_same_however_it_is_known() {
+        let (here, there) = (Site::here(), Site::here());
+        assert_ne!(here.line(), 0);
+        assert_eq!(here, Site::new(here.path(), here.line()));
+        assert_ne!(here, Site::new(here.path(), here.line() + 1));
+        assert_eq!(here == there, here.line() == there.line());
     }
 }

@@ -558,7 +558,9 @@ impl Transport for Sockets {
 #[cfg(target_os = "linux")]
 impl Drop for Sockets {
     fn drop(&mut self) {
-        if let Some(near) = &self.near {
+        if let Some(near) = &self.near
+            && !self.mesh.birth.elsewhere()
+        {
             near.leave(&self.group);
         }
     }

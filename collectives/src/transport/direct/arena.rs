@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! head       finished duties, members that closed it
-//! rank r     line 0: progress, digests of the last two calls, how it sleeps, its bell, two tiny inputs
-//!            line 1: where its input and output lie, of the last two calls
+//! rank r     line 0: progress, digests of the last two calls, two tiny inputs
+//!            line 1: how it sleeps, its bell
+//!            line 2: where its input and output lie, of the last two calls
 //! duties     one word each
 //! records    the last two calls of each rank, in full (processes)
 //! slots      two small inputs of each rank
@@ -29,10 +30,14 @@ pub(super) const DUTIES: usize = 1024;
 /// Bytes of the longest input that goes through a slot.
 pub(super) const SLOT: usize = 4096;
 
+/// Bytes of an input that fits beside its rank's progress.
+const TINY: usize = 16;
+
 /// Bytes of a record.
 pub(crate) const RECORD: usize = 128;
 
-/// Two lines, since processors fetch them in pairs.
+/// Two lines, since processors fetch them in pairs; what is written in every call and what is seldom written have one
+/// each.
 const LINE: usize = 128;
 
 /// Slots and stages begin so many bytes after the last one's end, so that no two of them, and no page
@@ -221,12 +226,12 @@ impl Arena {
 
     /// How a rank sleeps.
     pub(super) fn sleeping(&self, rank: usize) -> &AtomicU64 {
-        self.word(self.rank(rank) + 24)
+        self.word(self.rank(rank) + LINE / 2)
     }
 
     /// What a rank sleeps on.
     pub(crate) fn bell(&self, rank: usize) -> &AtomicU32 {
-        self.half(self.rank(rank) + 32)
+        self.half(self.rank(rank) + LINE / 2 + 8)
     }
 
     fn post_word(&self, rank: usize, sequence: u64, field: usize) -> &AtomicU64 {
@@ -296,8 +301,8 @@ impl Arena {
 
     /// A rank's slot for inputs of at most `bytes`: what fits lies beside the rank's progress, and comes with it.
     pub(super) fn slot(&self, rank: usize, sequence: u64, bytes: usize) -> *mut u8 {
-        if bytes <= LINE / 4 {
-            return self.at(self.rank(rank) + LINE / 2 + LINE / 4 * (sequence % 2) as usize);
+        if bytes <= TINY {
+            return self.at(self.rank(rank) + LINE / 2 - TINY * (1 + sequence % 2) as usize);
         }
         let index = 2 * rank + (sequence % 2) as usize;
         self.at(self.plot.slots() + index * (SLOT + STAGGER))

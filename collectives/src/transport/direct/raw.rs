@@ -13,6 +13,8 @@
 //! accumulators are this rank's alone.
 #![allow(unsafe_code)]
 
+use core::ops::Range;
+
 use crate::{Element, ReduceOp, element::finish};
 
 /// Elements folded at a time: the accumulators then stay in the first-level cache.
@@ -28,17 +30,51 @@ pub fn copy_bytes(from: &[u8], to: &mut [u8]) {
     unsafe { copy(from.as_ptr(), to.as_mut_ptr(), bytes) };
 }
 
+/// How the target of a copy is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// As it comes.
+    Caches,
+    /// Others have read it since it was written last: the lines are asked for ahead, so that none is waited for.
+    Shared,
+    /// Nobody reads it soon, and it was not read before: its lines are neither fetched nor kept.
+    Memory,
+}
+
+/// Bytes of an output from which on it is written past the caches, where its old contents were not just read.
+pub(crate) const PAST: usize = 1 << 20;
+
 /// Copies `bytes`; the two may not overlap.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `bytes`, and nobody writes the one or looks at the other
 /// meanwhile.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's word.
+    unsafe { copy_into(Target::Caches, from, to, bytes) };
+}
+
+/// The same, with the target written as `into` says.
+///
+/// # Safety
+/// That of [`copy`].
+pub(crate) unsafe fn copy_into(into: Target, from: *const u8, to: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
+    if bytes >= VECTORS && std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2; the rest is the caller's word.
-        return unsafe { copy_avx2(from, to, bytes) };
+        unsafe {
+            match into {
+                Target::Caches => copy_avx2(from, to, bytes),
+                Target::Shared => ahead(from, to, bytes),
+                Target::Memory => {
+                    past(from, to, bytes);
+                    fence();
+                }
+            }
+        }
+        return;
     }
+    let _ = into;
     // SAFETY: the caller's word.
     unsafe { copy_plain(from, to, bytes) };
 }
@@ -50,18 +86,91 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe { copy_plain(from, to, bytes) };
 }
 
+/// How far ahead of its writing a line is asked for.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 512;
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn ahead(from: *const u8, to: *mut u8, bytes: usize) {
+    let mut at = 0;
+    while at + VECTORS <= bytes {
+        ask(to.wrapping_add(at + AHEAD), VECTORS);
+        // SAFETY: `at + VECTORS <= bytes`, and the caller's word.
+        unsafe { copy_plain(from.add(at), to.add(at), VECTORS) };
+        at += VECTORS;
+    }
+    // SAFETY: the rest of both.
+    unsafe { copy_plain(from.add(at), to.add(at), bytes - at) };
+}
+
+/// Asks for the lines from `at` on, to write them. What lies there, if anything, is not touched.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn ask(at: *mut u8, bytes: usize) {
+    for line in 0..bytes / 64 {
+        let at = at.wrapping_add(64 * line);
+        // SAFETY: a hint, which reads and writes nothing and faults nowhere.
+        unsafe {
+            core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Bytes of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+
+/// Writes past the caches; what was written so is there for others after a [`fence`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn past(from: *const u8, to: *mut u8, bytes: usize) {
+    use core::arch::x86_64::{
+        __m256i, _mm256_loadu_si256, _mm256_setzero_si256, _mm256_stream_si256,
+    };
+    const WIDTH: usize = size_of::<__m256i>();
+    // A line that is written so in part only costs more than any other.
+    let head = to.align_offset(LINE).min(bytes);
+    // SAFETY: within both, which the caller vouches for; the target is aligned after the head.
+    unsafe {
+        copy_plain(from, to, head);
+        let mut at = head;
+        while at + 8 * WIDTH <= bytes {
+            let mut vectors = [_mm256_setzero_si256(); 8];
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                *vector = _mm256_loadu_si256(from.add(at + i * WIDTH).cast());
+            }
+            for (i, vector) in vectors.into_iter().enumerate() {
+                _mm256_stream_si256(to.add(at + i * WIDTH).cast(), vector);
+            }
+            at += 8 * WIDTH;
+        }
+        copy_plain(from.add(at), to.add(at), bytes - at);
+    }
+}
+
+/// What was written past the caches is there before what this rank says next.
+#[cfg(target_arch = "x86_64")]
+fn fence() {
+    // SAFETY: every x86-64 has it.
+    unsafe { core::arch::x86_64::_mm_sfence() };
+}
+
+type Vectors = [[u64; 4]; 8];
+
+/// Bytes moved at a time.
+const VECTORS: usize = size_of::<Vectors>();
+
 #[inline(always)]
 unsafe fn copy_plain(from: *const u8, to: *mut u8, bytes: usize) {
-    type Vectors = [[u64; 4]; 8];
-    const STEP: usize = size_of::<Vectors>();
     let mut at = 0;
-    while at + STEP <= bytes {
-        // SAFETY: `at + STEP <= bytes`, and the caller's word for both ranges.
+    while at + VECTORS <= bytes {
+        // SAFETY: `at + VECTORS <= bytes`, and the caller's word for both ranges.
         unsafe {
             let vectors = from.add(at).cast::<Vectors>().read_unaligned();
             to.add(at).cast::<Vectors>().write_unaligned(vectors);
         }
-        at += STEP;
+        at += VECTORS;
     }
     while at + 8 <= bytes {
         // SAFETY: as above, for eight bytes.
@@ -87,17 +196,24 @@ pub(crate) struct Fold {
     pub(crate) len: usize,
 }
 
+/// An output, and how it is written.
+pub(crate) type Out<E> = (*mut E, Target);
+
 /// The left fold of `ins` in their order, rounded once, into every one of `outs`. An output may be
 /// one of the inputs.
 ///
 /// # Safety
 /// Each input is readable and each output writable for `len` elements, aligned, and nobody else
 /// writes the ones or touches the others meanwhile.
-pub(crate) unsafe fn fold<E: Element>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
+pub(crate) unsafe fn fold<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<E>]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2; the rest is the caller's word.
-        return unsafe { fold_avx2(fold, ins, outs) };
+        unsafe { fold_avx2(fold, ins, outs) };
+        if outs.iter().any(|out| out.1 == Target::Memory) {
+            fence();
+        }
+        return;
     }
     // SAFETY: the caller's word.
     unsafe { fold_plain(fold, ins, outs) };
@@ -105,30 +221,53 @@ pub(crate) unsafe fn fold<E: Element>(fold: Fold, ins: &[*const E], outs: &[*mut
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn fold_avx2<E: Element>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
+unsafe fn fold_avx2<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<E>]) {
     // SAFETY: the caller's word.
-    unsafe { fold_plain(fold, ins, outs) };
+    unsafe {
+        if fold.len <= SHORT || outs.iter().all(|out| out.1 == Target::Caches) {
+            return fold_plain(fold, ins, outs);
+        }
+        // Blocks begin where a line of the first such output does.
+        let first = outs.iter().find(|out| out.1 == Target::Memory);
+        let lead = first.map_or(0, |out| out.0.align_offset(LINE).min(fold.len));
+        by_blocks::<E, SHORT>(fold, 0..lead, ins, outs, |block, out, _| spread(block, out));
+        by_blocks::<E, BLOCK>(fold, lead..fold.len, ins, outs, |block, out, into| {
+            let (from, to, bytes) = (block.as_ptr().cast(), out.cast::<u8>(), size_of_val(block));
+            match into {
+                Target::Memory if to.align_offset(LINE) == 0 => past(from, to, bytes),
+                Target::Shared => ahead(from, to, bytes),
+                Target::Caches | Target::Memory => copy_plain(from, to, bytes),
+            }
+        });
+    }
 }
 
 #[inline(always)]
-unsafe fn fold_plain<E: Element>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
+unsafe fn fold_plain<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<E>]) {
     // SAFETY: the caller's word.
     unsafe {
+        let all = 0..fold.len;
         if fold.len <= SHORT {
-            by_blocks::<E, SHORT>(fold, ins, outs);
+            by_blocks::<E, SHORT>(fold, all, ins, outs, |block, out, _| spread(block, out));
         } else {
-            by_blocks::<E, BLOCK>(fold, ins, outs);
+            by_blocks::<E, BLOCK>(fold, all, ins, outs, |block, out, _| spread(block, out));
         }
     }
 }
 
 #[inline(always)]
-unsafe fn by_blocks<E: Element, const N: usize>(fold: Fold, ins: &[*const E], outs: &[*mut E]) {
+unsafe fn by_blocks<E: Element, const N: usize>(
+    fold: Fold,
+    part: Range<usize>,
+    ins: &[*const E],
+    outs: &[Out<E>],
+    write: impl Fn(&[E], *mut E, Target),
+) {
     let mut wide = [<E::Wide as bytemuck::Zeroable>::zeroed(); N];
     let mut block = [E::zeroed(); N];
-    let mut at = 0;
-    while at < fold.len {
-        let n = N.min(fold.len - at);
+    let mut at = part.start;
+    while at < part.end {
+        let n = N.min(part.end - at);
         let (wide, block) = (&mut wide[..n], &mut block[..n]);
         // SAFETY: `at + n <= len`, and the caller's word for every pointer.
         unsafe {
@@ -142,9 +281,9 @@ unsafe fn by_blocks<E: Element, const N: usize>(fold: Fold, ins: &[*const E], ou
             }
         }
         finish(fold.op, fold.world, block, wide);
-        for out in outs {
+        for &(out, into) in outs {
             // SAFETY: as above.
-            unsafe { spread(block, out.add(at)) };
+            write(block, unsafe { out.add(at) }, into);
         }
         at += n;
     }
@@ -230,14 +369,17 @@ mod tests {
         fn any_offset_and_length_is_copied(from in 0usize..70, to in 0usize..70, len in 0usize..900) {
             let source: Vec<u8> = (0..1000).map(|i| i as u8).collect();
             let mut target = vec![0xff; 1000];
-            // SAFETY: both ranges lie in their vectors.
-            unsafe { copy(source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
-            prop_assert_eq!(&target[to..to + len], &source[from..from + len]);
-            prop_assert!(target[..to].iter().chain(&target[to + len..]).all(|&x| x == 0xff));
+            for into in [Target::Caches, Target::Shared, Target::Memory] {
+                target.fill(0xff);
+                // SAFETY: both ranges lie in their vectors.
+                unsafe { copy_into(into, source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
+                prop_assert_eq!(&target[to..to + len], &source[from..from + len]);
+                prop_assert!(target[..to].iter().chain(&target[to + len..]).all(|&x| x == 0xff));
+            }
         }
 
         #[test]
-        fn a_fold_is_that_of_a_serial_loop(world in 1usize..6, len in 0usize..1500, op in 0usize..5) {
+        fn a_fold_is_that_of_a_serial_loop(world in 1usize..6, len in 0usize..1500, op in 0usize..5, how in 0usize..3) {
             let op = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg][op];
             let parts: Vec<Vec<bf16>> = (0..world)
                 .map(|r| (0..len).map(|i| bf16::from_f32(((i * 7 + r * 3) % 13) as f32 - 4.5)).collect())
@@ -250,7 +392,8 @@ mod tests {
             );
             let mut ours = parts.clone();
             let ins: Vec<*const bf16> = ours.iter().map(|x| x.as_ptr()).collect();
-            let outs: Vec<*mut bf16> = ours.iter_mut().map(|x| x.as_mut_ptr()).collect();
+            let how = [Target::Caches, Target::Shared, Target::Memory][how];
+            let outs: Vec<Out<bf16>> = ours.iter_mut().map(|x| (x.as_mut_ptr(), how)).collect();
             // SAFETY: every vector holds `len` elements and nobody else has it.
             unsafe { fold(Fold { op, world, len }, &ins, &outs) };
             prop_assert!(ours.iter().all(|x| *x == expected));

@@ -9,7 +9,6 @@ use super::{
     arena::{DUTIES, Post},
     claim::{Claim, ORDERS},
     duty::Duties,
-    raw,
     staged::Staged,
     work::{Beyond, Hands, Memory},
 };
@@ -30,8 +29,6 @@ pub(crate) struct Shared {
 }
 
 enum Stage {
-    /// My input is in my slot, for inputs of at most so many bytes.
-    Slots(usize),
     /// I have said where my memory lies.
     Posted,
     /// I have done what I could.
@@ -60,30 +57,17 @@ impl Shared {
     pub(super) fn begin(
         end: &End,
         (plan, op): (Arc<Plan>, ReduceOp),
-        mut memory: Memory,
+        memory: Memory,
         sequence: u64,
-        slot: Option<usize>,
     ) -> Self {
         let (me, arena, reach) = (end.me, end.arena.clone(), end.reach.clone());
-        // A root's buffers are longer elsewhere than they need be.
-        memory.input_bytes = plan.input_len(me) * memory.width();
-        memory.output_bytes = plan.output_len(me) * memory.width();
-        let stage = if let Some(longest) = slot {
-            let slot = arena.slot(me, sequence, longest);
-            // SAFETY: my own input, and my own slot, which nobody reads before I publish and nobody
-            // still reads from two calls ago: all have come to the call between.
-            unsafe { raw::copy(memory.input, slot, memory.input_bytes) };
-            Stage::Slots(longest)
-        } else {
-            arena.set_post(me, sequence, post(&reach, &memory));
-            Stage::Posted
-        };
+        arena.set_post(me, sequence, post(&reach, &memory));
         Self {
             plan,
             op,
             memory,
             sequence,
-            stage,
+            stage: Stage::Posted,
             turn: end.turn + 1,
             me,
             arena,
@@ -96,10 +80,6 @@ impl Shared {
         let over = match &mut self.stage {
             Stage::Over => true,
             Stage::Revoked => false,
-            Stage::Slots(longest) => {
-                let longest = *longest;
-                self.read_slots::<E>(longest).map(|()| true)?
-            }
             Stage::Posted => return self.begin_work::<E>(end),
             Stage::Finishing => end.glance(),
             Stage::Staged(staged) => {
@@ -196,31 +176,6 @@ impl Shared {
             }
         }
         end.finish(count);
-        Ok(())
-    }
-
-    /// Makes my output from what lies in the slots.
-    fn read_slots<E: Element>(&self, longest: usize) -> Result<(), usize> {
-        let n = self.plan.world();
-        let mut hands = Hands::<E>::new(n);
-        for rank in 0..n {
-            let bytes = self.plan.input_len(rank) * size_of::<E>();
-            if rank == self.me {
-                let memory = &self.memory;
-                hands.add((memory.input, bytes), (memory.output, memory.output_bytes));
-            } else {
-                let slot = self.arena.slot(rank, self.sequence, longest);
-                hands.add((slot, bytes), (core::ptr::null_mut(), 0));
-            }
-        }
-        let Some(duties) = Duties::of(&self.plan, size_of::<E>(), usize::MAX, usize::MAX) else {
-            return Ok(());
-        };
-        for index in duties.mine(self.me) {
-            // SAFETY: my own memory, and slots that their owners leave alone until all have come to
-            // the call after the next, and so are through with this one.
-            unsafe { hands.perform(self.op, duties.get(index)) }.map_err(|Beyond(rank)| rank)?;
-        }
         Ok(())
     }
 

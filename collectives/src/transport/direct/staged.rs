@@ -13,7 +13,7 @@
 
 use super::{
     End, raw,
-    raw::Fold,
+    raw::{Fold, Out, PAST, Target},
     work::{Beyond, Memory},
 };
 use crate::{
@@ -66,6 +66,9 @@ impl Staged {
         end: &mut End,
     ) -> Result<bool, Beyond> {
         while self.step < self.steps {
+            if self.published && !end.glance() {
+                return Ok(false);
+            }
             let here = Here {
                 plan,
                 op,
@@ -81,9 +84,6 @@ impl Staged {
                 end.publish();
                 self.published = true;
                 continue;
-            }
-            if !end.glance() {
-                return Ok(false);
             }
             // SAFETY: all have published this step and write no stage of it before I publish the
             // next but one.
@@ -147,6 +147,18 @@ impl Here<'_> {
         (1..n).map(move |i| (self.me + i) % n)
     }
 
+    /// How my output is written.
+    fn target(&self) -> Target {
+        let memory = &self.memory;
+        let (input, output) = (memory.input as usize, memory.output as usize);
+        let apart = input + memory.input_bytes <= output || output + memory.output_bytes <= input;
+        if apart && memory.output_bytes >= PAST {
+            Target::Memory
+        } else {
+            Target::Caches
+        }
+    }
+
     /// Fills my stage.
     unsafe fn put<E: Element>(&self) {
         let input = self.memory.input.cast::<E>();
@@ -157,7 +169,8 @@ impl Here<'_> {
             let bytes = part.len() * size_of::<E>();
             // SAFETY: in my input, whose length the plan has, and my stage.
             unsafe {
-                raw::copy(
+                raw::copy_into(
+                    Target::Shared,
                     input.add(from).cast(),
                     self.stage::<E>(self.me, now, to).cast(),
                     bytes,
@@ -189,13 +202,19 @@ impl Here<'_> {
         let (me, now) = (self.me, self.step % 2);
         let output = self.memory.output.cast::<E>();
         // SAFETY of the closures: in my output and in stages, as long as the plan says.
+        let how = self.target();
         let get = |from: *const E, at: usize, len: usize| unsafe {
-            raw::copy(from.cast(), output.add(at).cast(), len * size_of::<E>());
+            raw::copy_into(
+                how,
+                from.cast(),
+                output.add(at).cast(),
+                len * size_of::<E>(),
+            );
         };
         let own = |from: usize, at: usize, len: usize| unsafe {
             let (from, to) = (self.memory.input.cast::<E>().add(from), output.add(at));
             if !core::ptr::eq(from, to) {
-                raw::copy(from.cast(), to.cast(), len * size_of::<E>());
+                raw::copy_into(how, from.cast(), to.cast(), len * size_of::<E>());
             }
         };
         let mine = block(self.plan, me);
@@ -203,18 +222,21 @@ impl Here<'_> {
         let inside = part.start - mine.start;
         match self.plan.shape() {
             // SAFETY: my own output.
-            S::ReduceScatter { .. } => unsafe { self.fold(part, &[output.add(inside)]) },
+            S::ReduceScatter { .. } => unsafe { self.fold(part, &[(output.add(inside), how)]) },
             S::AllReduce { .. } => unsafe {
-                let to = [output.add(part.start), self.stage::<E>(me, 2 + now, 0)];
+                let to = [
+                    (output.add(part.start), how),
+                    (self.stage::<E>(me, 2 + now, 0), Target::Shared),
+                ];
                 self.fold(part, &to);
                 self.results::<E>(&get);
             },
             S::Reduce { root, .. } => unsafe {
                 if *root == me {
-                    self.fold(part.clone(), &[output.add(part.start)]);
+                    self.fold(part.clone(), &[(output.add(part.start), how)]);
                     self.results::<E>(&get);
                 } else {
-                    self.fold(part, &[self.stage::<E>(me, 2 + now, 0)]);
+                    self.fold(part, &[(self.stage::<E>(me, 2 + now, 0), Target::Shared)]);
                 }
             },
             S::AllToAll { len } => {
@@ -240,7 +262,7 @@ impl Here<'_> {
     }
 
     /// The fold of my chunk's piece, whose parts lie in my input and the others' stages.
-    unsafe fn fold<E: Element>(&self, part: Range<usize>, outs: &[*mut E]) {
+    unsafe fn fold<E: Element>(&self, part: Range<usize>, outs: &[Out<E>]) {
         if part.is_empty() {
             return;
         }

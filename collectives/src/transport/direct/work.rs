@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use super::{
     duty::{Duty, To},
-    raw::{self, Fold},
+    raw::{self, Fold, PAST, Target},
 };
 use crate::{DType, Element, ReduceOp};
 
@@ -46,8 +46,44 @@ impl Memory {
 /// Inputs and outputs by rank; empty where this rank has no business.
 #[derive(Debug)]
 pub(super) struct Hands<E> {
-    ins: Vec<(*const E, usize)>,
-    outs: Vec<(*mut E, usize)>,
+    ins: Few<(*const E, usize)>,
+    outs: Few<(*mut E, usize)>,
+}
+
+/// A list that needs no allocation while it is as short as it mostly is.
+#[derive(Debug)]
+struct Few<T> {
+    few: [T; 8],
+    len: usize,
+    /// All of them, where they are more.
+    many: Vec<T>,
+}
+
+impl<T: Copy> Few<T> {
+    fn new(most: usize, none: T) -> Self {
+        Self {
+            few: [none; 8],
+            len: 0,
+            many: Vec::with_capacity(if most > 8 { most } else { 0 }),
+        }
+    }
+
+    fn push(&mut self, item: T) {
+        if self.many.capacity() > 0 {
+            self.many.push(item);
+        } else {
+            self.few[self.len] = item;
+            self.len += 1;
+        }
+    }
+
+    fn all(&self) -> &[T] {
+        if self.many.capacity() > 0 {
+            &self.many
+        } else {
+            &self.few[..self.len]
+        }
+    }
 }
 
 /// A duty reaches beyond what a rank has shown; its rank.
@@ -57,8 +93,8 @@ pub(super) struct Beyond(pub(super) usize);
 impl<E: Element> Hands<E> {
     pub(super) fn new(world: usize) -> Self {
         Self {
-            ins: Vec::with_capacity(world),
-            outs: Vec::with_capacity(world),
+            ins: Few::new(world, (core::ptr::null(), 0)),
+            outs: Few::new(world, (core::ptr::null_mut(), 0)),
         }
     }
 
@@ -77,31 +113,24 @@ impl<E: Element> Hands<E> {
         match duty {
             Duty::Fold { len: 0, .. } | Duty::Copy { len: 0, .. } => Ok(()),
             Duty::Fold { from, len, to } => {
-                // Of as many as there mostly are no memory need be allocated.
-                let (mut few_ins, mut few_outs) =
-                    ([core::ptr::null(); 8], [core::ptr::null_mut(); 8]);
-                let (mut many_ins, mut many_outs) = (Vec::new(), Vec::new());
-                let n = self.ins.len();
-                let ins = room(&mut few_ins, &mut many_ins, n, core::ptr::null());
-                for (rank, slot) in ins.iter_mut().enumerate() {
-                    *slot = self.input(rank, from, len)?;
+                let n = self.ins.all().len();
+                let mut ins = Few::new(n, core::ptr::null());
+                let mut outs = Few::new(n, (core::ptr::null_mut(), Target::Caches));
+                for rank in 0..n {
+                    ins.push(self.input(rank, from, len)?);
                 }
-                let outs = room(&mut few_outs, &mut many_outs, n, core::ptr::null_mut());
-                let mut count = 0;
                 let (ranks, at) = match to {
                     To::All(at) => (0..n, at),
                     To::One(rank, at) => (rank..rank + 1, at),
                 };
                 for rank in ranks {
-                    if matches!(to, To::All(_)) && self.outs[rank].1 == 0 {
-                        continue;
+                    if matches!(to, To::One(..)) || self.outs.all()[rank].1 > 0 {
+                        outs.push((self.output(rank, at, len)?, self.target(rank)));
                     }
-                    outs[count] = self.output(rank, at, len)?;
-                    count += 1;
                 }
                 let fold = Fold { op, world: n, len };
                 // SAFETY: the bounds were looked at; the rest is the caller's word.
-                unsafe { raw::fold(fold, ins, &outs[..count]) };
+                unsafe { raw::fold(fold, ins.all(), outs.all()) };
                 Ok(())
             }
             Duty::Copy {
@@ -116,15 +145,33 @@ impl<E: Element> Hands<E> {
                 if !core::ptr::eq(from, to) {
                     // SAFETY: as above; two ranks' memory, or one rank's input and output, which lie
                     // apart where they are not the same.
-                    unsafe { raw::copy(from.cast(), to.cast(), len * size_of::<E>()) };
+                    unsafe {
+                        raw::copy_into(
+                            self.target(target),
+                            from.cast(),
+                            to.cast(),
+                            len * size_of::<E>(),
+                        )
+                    };
                 }
                 Ok(())
             }
         }
     }
 
+    /// How a rank's output is written.
+    fn target(&self, rank: usize) -> Target {
+        let (output, len) = self.outs.all()[rank];
+        let apart = !core::ptr::eq(self.ins.all()[rank].0, output);
+        if apart && len * size_of::<E>() >= PAST {
+            Target::Memory
+        } else {
+            Target::Caches
+        }
+    }
+
     fn input(&self, rank: usize, from: usize, len: usize) -> Result<*const E, Beyond> {
-        let (start, room) = self.ins[rank];
+        let (start, room) = self.ins.all()[rank];
         if from + len > room {
             return Err(Beyond(rank));
         }
@@ -133,19 +180,11 @@ impl<E: Element> Hands<E> {
     }
 
     fn output(&self, rank: usize, at: usize, len: usize) -> Result<*mut E, Beyond> {
-        let (start, room) = self.outs[rank];
+        let (start, room) = self.outs.all()[rank];
         if at + len > room {
             return Err(Beyond(rank));
         }
         // SAFETY: within what was added.
         Ok(unsafe { start.add(at) })
     }
-}
-
-fn room<'a, T: Copy>(few: &'a mut [T], many: &'a mut Vec<T>, n: usize, none: T) -> &'a mut [T] {
-    if n <= few.len() {
-        return &mut few[..n];
-    }
-    many.resize(n, none);
-    many
 }

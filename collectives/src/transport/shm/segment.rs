@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"QNTSHM01");
+const MAGIC: u64 = u64::from_le_bytes(*b"QNTSHM02");
 
 /// Entries of a directory.
 const ENTRIES: usize = 4096;

@@ -30,6 +30,7 @@ use crate::{Error, Result, transport::Message};
 
 #[derive(Debug)]
 pub(super) struct Mesh {
+    pub(super) birth: crate::forked::Birth,
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) generation: u32,
@@ -102,6 +103,7 @@ impl Mesh {
         plane: Plane,
     ) -> Self {
         Self {
+            birth: crate::forked::Birth::here(),
             rank,
             world,
             generation,

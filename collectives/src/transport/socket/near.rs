@@ -38,7 +38,10 @@ pub(super) struct Near {
     end: Option<End>,
     /// My call, where the arena was not there yet to announce it in.
     pending: Option<Call>,
-    last: Option<Call>,
+    /// My last call's number.
+    last: u64,
+    /// My last two calls, as they stand in the arena.
+    told: [Option<Call>; 2],
 }
 
 /// What waiting on a futex is interrupted for, to see to the sockets.
@@ -59,7 +62,8 @@ impl Near {
             shm,
             end: None,
             pending: None,
-            last: None,
+            last: 0,
+            told: [None; 2],
         };
         if group.me == 0 {
             let arena = near.shm.offer(group.id, group.ranks.len())?;
@@ -109,30 +113,44 @@ impl Near {
     }
 
     pub(super) fn announce(&mut self, call: &Call, mesh: &Arc<Mesh>, group: &Arc<Group>) {
-        self.last = Some(*call);
+        self.last = call.sequence;
         match self.end(mesh, group) {
-            Some(end) => tell(end, group.me, call),
+            Some(_) => self.tell(group.me, call),
             None => self.pending = Some(*call),
         }
     }
 
     /// What is known of my last call; none where the arena is not there yet.
     pub(super) fn heard(&mut self, mesh: &Arc<Mesh>, group: &Arc<Group>) -> Option<Heard> {
-        let pending = self.pending;
-        let end = self.end(mesh, group)?;
-        if let Some(call) = pending {
-            tell(end, group.me, &call);
+        self.end(mesh, group)?;
+        if let Some(call) = self.pending {
+            self.pending = None;
+            self.tell(group.me, &call);
         }
-        let heard = end.heard();
-        self.pending = None;
-        Some(heard)
+        self.end.as_mut().map(End::heard)
+    }
+
+    fn tell(&mut self, me: usize, call: &Call) {
+        let Some(end) = &mut self.end else { return };
+        let told = &mut self.told[(call.sequence % 2) as usize];
+        // What stands there already need not be written again.
+        if !told.is_some_and(|told| call.repeats(&told)) {
+            let mut record = Writer(Vec::with_capacity(128));
+            put_call(&mut record, call);
+            end.arena().set_record(me, call.sequence, &record.0);
+            *told = Some(*call);
+        }
+        end.announce(call);
     }
 
     /// The difference between my last call and a member's.
     pub(super) fn mismatch(&self, place: usize, group: &Group) -> Error {
-        let theirs = self.last.zip(self.end.as_ref()).and_then(|(mine, end)| {
-            let record = end.arena().get_record(place, mine.sequence);
-            Some((mine, get_call(&mut Reader(&record), mine.sequence)?))
+        let sequence = self.last;
+        let mine = self.told[(sequence % 2) as usize];
+        let theirs = mine.zip(self.end.as_ref()).and_then(|(mine, end)| {
+            let record = end.arena().get_record(place, sequence);
+            let theirs = get_call(&mut Reader(&record), sequence)?;
+            Some((Call { sequence, ..mine }, theirs))
         });
         match theirs {
             Some((mine, theirs)) => group.mismatch(mine, place, theirs),
@@ -184,13 +202,6 @@ impl Near {
         let n = group.ranks.len();
         self.shm.leave(arena, group.ranks[0], group.id, n);
     }
-}
-
-fn tell(end: &mut End, me: usize, call: &Call) {
-    let mut record = Writer(Vec::with_capacity(128));
-    put_call(&mut record, call);
-    end.arena().set_record(me, call.sequence, &record.0);
-    end.announce(call);
 }
 
 fn ring(arena: &Arena, rank: usize) {

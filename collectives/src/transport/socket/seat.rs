@@ -194,6 +194,10 @@ impl Seat {
         let Some(service) = self.service.take() else {
             return;
         };
+        if self.mesh.birth.elsewhere() {
+            // A fork has neither a say in how its parent's rank ends, nor its threads.
+            return;
+        }
         // A failure is told first, so that the threads joined next cannot wait for it; a good end
         // is told last, when they have sent all they had.
         let failed = failure.is_some();
