@@ -458,6 +458,19 @@ impl CrossEntropy for Timed {
         })
     }
 
+    fn shift_sums<A: Float>(
+        &self,
+        spec: &CrossEntropySpec,
+        labels: &[i32],
+        here: &[A],
+        max: &[A],
+        stats: &mut [A],
+    ) -> Done {
+        line("cross-entropy: shift", || {
+            self.0.shift_sums(spec, labels, here, max, stats)
+        })
+    }
+
     fn token_loss<A: Float>(&self, stats: &[A], weight: &[A], loss: &mut [A]) -> Done {
         line("cross-entropy: loss", || {
             self.0.token_loss(stats, weight, loss)

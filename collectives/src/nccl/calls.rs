@@ -147,8 +147,8 @@ impl<'a> Place<'a> {
         let s = self.symbols;
         // SAFETY: no arguments; the group is ended below, whatever happens in between.
         self.check("ncclGroupStart", unsafe { (s.ncclGroupStart)() })?;
-        let parts = parts.iter().filter(|part| !part.is_empty());
-        let outcome: Result<(), Fault> = parts.map(|part| self.part(*part)).collect();
+        let mut parts = parts.iter().filter(|part| !part.is_empty());
+        let outcome = parts.try_for_each(|part| self.part(*part));
         // SAFETY: no arguments; this thread has begun the group above.
         let end = self.check("ncclGroupEnd", unsafe { (s.ncclGroupEnd)() });
         outcome.and(end)

@@ -404,7 +404,18 @@ impl<T: Transport> Transport for Nccl<T> {
         } else {
             timeout
         };
-        self.control.park(wait, timeout);
+        if !wait.recv.is_empty() {
+            return self.control.park(wait, timeout);
+        }
+        // An id is a message like others, which a transport looks for where it is waited for.
+        let lines = self.pairs.values().map(|pair| &pair.line);
+        let ids = self.main.iter().chain(lines).filter_map(Line::awaited);
+        let wait = Wait {
+            recv: ids.collect(),
+            all: false,
+            ..wait.clone()
+        };
+        self.control.park(&wait, timeout);
     }
 
     fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {

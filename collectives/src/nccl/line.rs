@@ -394,6 +394,11 @@ impl Line {
         }
     }
 
+    /// The message that has the id, where that is what it waits for.
+    pub(super) fn awaited(&self) -> Option<(usize, Tag)> {
+        matches!(self.state, State::Listening(None)).then_some((self.members[0], self.tag))
+    }
+
     /// Ends it and what is under way on it.
     pub(super) fn abort(&mut self) {
         self.state = State::Gone;

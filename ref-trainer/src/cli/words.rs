@@ -227,9 +227,3 @@ impl From<Log> for LogFormat {
         }
     }
 }
-
-/// A word as the command line spells it.
-pub(super) fn spelt(word: impl ValueEnum) -> String {
-    word.to_possible_value()
-        .map_or_else(String::new, |value| value.get_name().to_string())
-}
