@@ -3,7 +3,7 @@
 #![cfg(all(feature = "nccl", feature = "emulated"))]
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -85,4 +85,84 @@ fn what_nccl_says_ends_the_run_with_exit_5() {
         said.contains("remote process exited") && said.contains("was told to break"),
         "{said}"
     );
+}
+
+/// A folder that goes with the value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("quintet-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// What tells the stand-in that ranks are processes, which meet here.
+    fn across(&self) -> String {
+        format!("across={}", self.0.display())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn processes_have_the_verdict_of_threads() {
+    let folder = Folder::new("across");
+    let layout = format!("{PROOF} --dp 2 --pp 2");
+    let verdict = |flags: &str, told: &str| -> Value {
+        let output = quintet(&format!("{layout} {flags}"), stand_in(), told);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let threads = verdict("", "");
+    assert_eq!(threads["ok"], true);
+    let processes = verdict("--launch processes", &folder.across());
+    assert_eq!(processes, threads);
+    // Nothing of a communicator that ended well stays but that it is over.
+    let left = std::fs::read_dir(&folder.0).unwrap().flatten();
+    let left: Vec<_> = left.filter(|entry| entry.path().is_dir()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_tp_group_that_leaves_its_host_is_warned_of() {
+    let folder = Folder::new("apart");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port().to_string();
+    drop(free);
+    let rank = |rank: &str, host: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quintet"));
+        command.args(format!("{PROOF} --tp 2").split_whitespace());
+        command
+            .env("QUINTET_NCCL_LIB", stand_in())
+            .env("QUINTET_NCCL_SHIM", folder.across())
+            .env("QUINTET_HOST", host);
+        command
+            .env("RANK", rank)
+            .env("WORLD_SIZE", "2")
+            .env("LOCAL_RANK", "0");
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port);
+        command
+            .env("LOCAL_WORLD_SIZE", "1")
+            .env("QUINTET_TIMEOUT", "60");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks = [rank("0", "here"), rank("1", "there")];
+    let said = ranks.map(|rank| {
+        let output = rank.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    });
+    let warning = "ranks 0 and 1 are of one tp group and on here and there";
+    assert!(said[0].contains(warning), "{}", said[0]);
+    assert_eq!(said[1], "");
 }

@@ -52,6 +52,8 @@ pub struct Nccl<T: Transport> {
     dead: Option<Error>,
     /// What NCCL says of another rank, and since when nobody has said why.
     doubt: Option<(Error, Instant)>,
+    /// Since when it is waited for the device without anything being over.
+    waiting: Option<Instant>,
 }
 
 /// How long another rank's cause may take to come over the transport.
@@ -102,7 +104,15 @@ impl<T: Transport> Nccl<T> {
             said: BTreeMap::new(),
             dead: None,
             doubt: None,
+            waiting: None,
         }
+    }
+
+    /// How long it may sleep before it asks the device again: an eighth of what it has waited, which is then all
+    /// that asking late can cost, while who waits long leaves the processor to others.
+    fn nap(&mut self) -> Duration {
+        let waited = self.waiting.get_or_insert_with(Instant::now).elapsed();
+        (waited / 8).clamp(LOOK, LONGEST)
     }
 
     /// The library.
@@ -237,6 +247,7 @@ impl<T: Transport> Nccl<T> {
 impl<T: Transport> Device for Nccl<T> {
     fn begin(&mut self, job: Job) -> Result<()> {
         self.alive()?;
+        self.waiting = None;
         // Of no elements at all there is nothing to do, which every rank knows; but for all_to_all_v, whose
         // counts are other ranks' own.
         let something = job.shape.len(self.control.world()) > 0;
@@ -248,12 +259,15 @@ impl<T: Transport> Device for Nccl<T> {
 
     fn poll(&mut self) -> Result<bool> {
         self.alive()?;
-        for _ in 0..GLANCES {
+        // Whoever has slept longer than it takes to look so often looks once.
+        let glances = if self.nap() > LOOK { 1 } else { GLANCES };
+        for _ in 0..glances {
             if self.doubts()? {
                 return Ok(false);
             }
             let outcome = self.step();
             if self.judged(outcome)? {
+                self.waiting = None;
                 return Ok(true);
             }
             std::thread::yield_now();
@@ -263,6 +277,7 @@ impl<T: Transport> Device for Nccl<T> {
 
     fn begin_message(&mut self, parcel: Parcel) -> Result<()> {
         self.alive()?;
+        self.waiting = None;
         let (me, peer, out) = (self.control.rank(), parcel.peer, parcel.out);
         let shared = &self.shared;
         let pair = self.pairs.entry((peer, out)).or_insert_with(|| {
@@ -284,7 +299,11 @@ impl<T: Transport> Device for Nccl<T> {
             return Ok(false);
         }
         let outcome = self.step_message(peer, out);
-        self.judged(outcome)
+        let over = self.judged(outcome)?;
+        if over {
+            self.waiting = None;
+        }
+        Ok(over)
     }
 
     fn has_message(&self, peer: usize, out: bool) -> bool {
@@ -313,6 +332,9 @@ fn idle(library: &Library, lane: &dyn Lane) -> Result<bool> {
 
 /// How often a collective looks again before it lets its thread sleep.
 const GLANCES: u32 = 16;
+
+/// The longest sleep between two looks at the device.
+const LONGEST: Duration = Duration::from_millis(2);
 
 impl<T: Transport> Transport for Nccl<T> {
     fn rank(&self) -> usize {
@@ -400,7 +422,7 @@ impl<T: Transport> Transport for Nccl<T> {
         let flying = self.job.is_some() || self.pairs.values().any(|pair| pair.parcel.is_some());
         let still = wait.recv.is_empty() && wait.send.is_empty() && wait.confirm.is_none();
         let timeout = if flying || still {
-            timeout.min(LOOK)
+            timeout.min(self.nap())
         } else {
             timeout
         };

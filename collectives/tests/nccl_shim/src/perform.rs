@@ -5,6 +5,8 @@
 //! ranks are processes   each posts what it gives (`across.rs`) and does its own part when it has everybody's
 //! ```
 
+use std::collections::BTreeSet;
+
 use crate::across::Mail;
 use crate::fold::fold;
 use crate::state::{Kernel, Op, State, Verb};
@@ -79,7 +81,12 @@ impl State {
 
     /// Performs one operation whose ranks are all there; whether there was one.
     fn step(&mut self) -> bool {
-        let ids: Vec<u64> = self.cliques.keys().copied().collect();
+        // Those alone that have something under way: there are many, and this is asked often.
+        let members = self
+            .kernels
+            .iter()
+            .filter_map(|kernel| self.members.get(&kernel.comm));
+        let ids: BTreeSet<u64> = members.map(|member| member.clique).collect();
         ids.into_iter().any(|id| self.step_in(id))
     }
 

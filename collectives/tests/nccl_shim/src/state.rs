@@ -111,7 +111,7 @@ impl Clique {
 
 /// A rank's communicator.
 pub(crate) struct Member {
-    clique: u64,
+    pub(crate) clique: u64,
     pub(crate) rank: usize,
     phase: Phase,
     /// Looks until a call is no longer in progress.
