@@ -298,7 +298,29 @@ fn settle() {
     let _ = rustix::process::setpriority_process(None, -20);
 }
 
-/// A started sum of 8 MiB, as much computation, and both at once: the least of a few rounds of each, for this machine
+/// A connection of two ranks with nothing of ours on it.
+fn connected(comm: &Communicator<Sockets>) -> Result<TcpStream> {
+    let listening = (comm.rank() == 0).then(|| TcpListener::bind((ADDRESS[0], 0)).unwrap());
+    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    let mut at = [listening.as_ref().map_or(0, port)].map(u32::from);
+    comm.all_reduce(&mut at, ReduceOp::Max)?;
+    Ok(match listening {
+        Some(listener) => listener.accept().unwrap().0,
+        None => TcpStream::connect((ADDRESS[0], at[0] as u16)).unwrap(),
+    })
+}
+
+/// `work` while as many bytes as a sum of two ranks sends go each way, by nothing but the system's calls.
+fn beside_plain_bytes(stream: &TcpStream, [out, into]: &mut [Vec<u8>; 2], work: impl FnOnce()) {
+    thread::scope(|scope| {
+        scope.spawn(|| (&mut &*stream).write_all(out).unwrap());
+        scope.spawn(|| (&mut &*stream).read_exact(into).unwrap());
+        work();
+    });
+}
+
+/// A started sum of 8 MiB, as much computation, and both at once; and the computation beside plain bytes, which is
+/// what the link costs this machine. The least of a few rounds of each, for this machine
 /// has other things to do. A round takes as long as it takes the slower rank.
 fn overlap(comm: &Communicator<Sockets>) -> Result<String> {
     let slower = |begin: Instant| -> Result<f64> {
@@ -317,6 +339,8 @@ fn overlap(comm: &Communicator<Sockets>) -> Result<String> {
         alone = slower(begin)?.min(alone);
     }
     let turns = turns_in(alone);
+    let (stream, mut plain) = (connected(comm)?, f64::MAX);
+    let mut bytes = [0, 1].map(|byte| vec![byte; 8 << 20]);
     for round in 0..40 {
         comm.barrier()?;
         let begin = Instant::now();
@@ -330,16 +354,22 @@ fn overlap(comm: &Communicator<Sockets>) -> Result<String> {
         x = pending.wait()?;
         both = slower(begin)?.min(both);
         assert_eq!(sum.to_bits(), same.to_bits());
+        comm.barrier()?;
+        let begin = Instant::now();
+        beside_plain_bytes(&stream, &mut bytes, || {
+            std::hint::black_box(compute(turns));
+        });
+        plain = slower(begin)?.min(plain);
         assert!(x.iter().all(|x| *x == comm.world() as f32));
         // All ranks have the same figures, and end together.
         if round > 5 && both < 1.15 * alone.max(computed) {
             break;
         }
     }
-    let ratio = both / alone.max(computed);
+    let [ratio, least] = [both, plain].map(|both| both / alone.max(computed));
     let [alone, computed, both] = [alone, computed, both].map(|seconds| (seconds * 1e6) as u64);
     Ok(format!(
-        "ratio {ratio:.3} alone {alone} computed {computed} both {both}"
+        "ratio {ratio:.3} alone {alone} computed {computed} both {both} plain {least:.3}"
     ))
 }
 
@@ -375,9 +405,9 @@ fn a_started_sum_goes_beside_the_computation() {
     }
     for text in ends(hosts.ranks("overlap", &[0, 1], &[])) {
         let (ratio, alone) = (number(&text, "ratio"), number(&text, "alone"));
-        let computed = number(&text, "computed");
+        let (computed, plain) = (number(&text, "computed"), number(&text, "plain"));
         println!(
-            "a sum of 8 MiB over 1 Gbit in {alone} us, computation in {computed} us, both in {ratio} of the longer"
+            "a sum of 8 MiB over 1 Gbit in {alone} us, computation in {computed} us, both in {ratio} of the longer, plain bytes in {plain}"
         );
         // 8 MiB through 1 Gbit take 67 ms: the link is what the sum waits for.
         assert!(alone > 50e3, "{text}");
@@ -387,6 +417,7 @@ fn a_started_sum_goes_beside_the_computation() {
             );
             continue;
         }
-        assert!(ratio <= 1.2, "{text}");
+        // Where packets alone cost the cores that compute so much, no sum can do better.
+        assert!(ratio <= f64::max(1.2, 1.05 * plain), "{text}");
     }
 }
