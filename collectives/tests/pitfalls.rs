@@ -5,6 +5,7 @@ mod common;
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -103,11 +104,13 @@ fn alone_nothing_is_opened_and_nothing_changes() {
     println!("alone and well");
 }
 
-/// Below those that connections of others are given.
+/// Below those that connections of others are given, and none of the next sixteen was given before.
 fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + (std::process::id() % 10_000) as u16;
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (first..).find(free).unwrap()
+    let mut ports = (0..).map(|_| first + 17 * NEXT.fetch_add(1, Ordering::Relaxed));
+    ports.find(free).unwrap()
 }
 
 /// Row 19: a port is free again at once.
