@@ -6,6 +6,7 @@ mod common;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -39,6 +40,7 @@ fn rounding_at_every_hop_would_be_seen() {
 
 /// Starts one test of this file again, alone, as a process that plays a role.
 fn play(test: &str) -> String {
+    let _none = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
     let done = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env("TEST_ROLE", test)
@@ -104,6 +106,9 @@ fn alone_nothing_is_opened_and_nothing_changes() {
     println!("alone and well");
 }
 
+/// A fork has open what its parent has until its program begins: none while a port is to be free at once.
+static FORKS: Mutex<()> = Mutex::new(());
+
 /// Below those that connections of others are given, and none of the next sixteen was given before.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -116,6 +121,7 @@ fn free_port() -> u16 {
 /// Row 19: a port is free again at once.
 #[test]
 fn one_port_serves_a_hundred_runs() {
+    let _none = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
     let port = free_port();
     for turn in 0..100 {
         let server = StoreServer::start(port..=port, "127.0.0.1", "run", b"").unwrap();
@@ -230,6 +236,7 @@ fn a_fork_is_refused_and_its_parent_goes_on() {
                                 Box<dyn FnMut() -> std::io::Result<()> + Send + Sync + 'static>,
                             >(Box::new(forked))
                         };
+                        let _none = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
                         let mut child = Command::new("ls");
                         child.args(["-l", "/proc/self/fd"]).stderr(Stdio::inherit());
                         // SAFETY: what it does after the fork is one look at a page, and an error's text.
