@@ -68,6 +68,7 @@ pub(super) fn run_block(
         let (low, high) = bounds[thread];
         emu_stack(low, high - low);
         let done = fibers[thread].resume(()).as_return().is_some();
+        // SAFETY: as above; nothing is resumed while this borrow lives.
         let run = unsafe { &mut *run };
         if run.found.is_some() {
             break;

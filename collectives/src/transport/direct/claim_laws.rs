@@ -166,13 +166,14 @@ impl Group {
     }
 }
 
-// SAFETY of the two: loom hands out the pointer while it watches who else has it.
 #[allow(unsafe_code)]
 fn set<T>(x: *mut T, value: T) {
+    // SAFETY: loom hands out the pointer while it watches who else has it.
     unsafe { *x = value };
 }
 #[allow(unsafe_code)]
 fn get(x: *const u64) -> u64 {
+    // SAFETY: as in `set`.
     unsafe { *x }
 }
 fn check(o: Orders, fates: [Fate; RANKS]) {

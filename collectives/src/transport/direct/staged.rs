@@ -211,6 +211,7 @@ impl Here<'_> {
                 len * size_of::<E>(),
             );
         };
+        // SAFETY: from my input to my output, where it is not there already.
         let own = |from: usize, at: usize, len: usize| unsafe {
             let (from, to) = (self.memory.input.cast::<E>().add(from), output.add(at));
             if !core::ptr::eq(from, to) {
@@ -231,6 +232,7 @@ impl Here<'_> {
                 self.fold(part, &to);
                 self.results::<E>(&get);
             },
+            // SAFETY: the root's own output, or my own stage.
             S::Reduce { root, .. } => unsafe {
                 if *root == me {
                     self.fold(part.clone(), &[(output.add(part.start), how)]);

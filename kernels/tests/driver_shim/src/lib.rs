@@ -65,6 +65,7 @@ pub extern "C" fn cuInit(flags: c_uint) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { give(version, 13_000) }
 }
 
@@ -72,6 +73,7 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
     match shim().devices.len() {
         0 => state::NO_DEVICE,
+        // SAFETY: the caller passes where the answer goes.
         n => unsafe { give(count, n as c_int) },
     }
 }
@@ -79,6 +81,7 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code {
     match shim().devices.get(ordinal as usize) {
+        // SAFETY: the caller passes where the answer goes.
         Some(_) => unsafe { give(device, ordinal) },
         None => state::INVALID_DEVICE,
     }
@@ -86,12 +89,14 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { write_text("an emulated GPU", name, len) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(to: *mut c_char, len: c_int, device: c_int) -> Code {
     match shim().devices.get(device as usize) {
+        // SAFETY: the caller passes where the answer goes.
         Some(slot) => unsafe { write_text(&format!("0000:{slot:02x}:00.0"), to, len) },
         None => state::INVALID_DEVICE,
     }
@@ -119,11 +124,13 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(to: *mut c_int, which: c_int, _: c
         115 => 1,
         _ => return INVALID_VALUE,
     };
+    // SAFETY: the caller passes where the answer goes.
     unsafe { give(to, value) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(to: *mut *mut c_void, device: c_int) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { give(to, core::ptr::without_provenance_mut(device as usize + 1)) }
 }
 
@@ -144,6 +151,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut *mut c_void) -> Code {
     match state::pop() {
+        // SAFETY: the caller passes where the answer goes.
         Some(context) => unsafe { give(to, core::ptr::without_provenance_mut(context)) },
         None => INVALID_CONTEXT,
     }
@@ -157,11 +165,13 @@ pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     within(|_| unsafe { give(device, state::current_device()) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(to: *mut *mut c_void, _flags: c_uint) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     within(|shim| unsafe { give(to, core::ptr::without_provenance_mut(shim.new_stream())) })
 }
 
@@ -231,6 +241,7 @@ pub extern "C" fn cuStreamWaitEvent(handle: *mut c_void, event: *mut Event, _: c
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(to: *mut *mut Event, _flags: c_uint) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     within(|_| unsafe { give(to, Box::into_raw(Box::default())) })
 }
 
@@ -264,6 +275,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(ms: *mut f32, a: *mut Event, b: *mut
     match (&*a.lock(), &*b.lock()) {
         (Some(a), Some(b)) => {
             let elapsed = b.1.duration_since(a.1).as_secs_f32() * 1e3;
+            // SAFETY: the caller passes where the answer goes.
             unsafe { give(ms, elapsed) }
         }
         _ => INVALID_HANDLE,
@@ -273,6 +285,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(ms: *mut f32, a: *mut Event, b: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Code {
     within(|shim| match shim.alloc(bytes) {
+        // SAFETY: the caller passes where the answer goes.
         Ok(ptr) => unsafe { give(to, ptr) },
         Err(code) => code,
     })
@@ -307,6 +320,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(to: *mut *mut c_void, _device: c_int) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { give(to, core::ptr::without_provenance_mut(1)) }
 }
 
@@ -359,6 +373,7 @@ pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(to: *mut *mut Module, image: *const u8) -> Code {
     within(|shim| match unsafe { read_image(image) } {
+        // SAFETY: the caller passes where the answer goes.
         Some(kernels) => unsafe { give(to, shim.load(kernels)) },
         None => state::INVALID_IMAGE,
     })
@@ -383,6 +398,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         return INVALID_HANDLE;
     };
     match module.function(&name.to_string_lossy()) {
+        // SAFETY: the caller passes where the answer goes.
         Some(function) => unsafe { give(to, function) },
         None => state::NOT_FOUND,
     }
@@ -445,11 +461,13 @@ pub unsafe extern "C" fn cuLaunchKernel(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(code: Code, to: *mut *const c_char) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { give(to, state::name(code).as_ptr()) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(code: Code, to: *mut *const c_char) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { give(to, state::text(code).as_ptr()) }
 }
 
