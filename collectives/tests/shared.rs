@@ -440,3 +440,24 @@ fn a_file_without_a_name_will_do() {
         }
     });
 }
+
+/// A record is written when the call changes, and tells of the call that differs and not of one before it.
+#[test]
+fn a_mismatch_names_the_calls_that_differ_and_not_those_before() {
+    let said = shm(2, |comm| {
+        for _ in 0..4 {
+            comm.all_reduce(&mut [1f32; 3], ReduceOp::Sum)?;
+        }
+        let mut x = vec![1f32; 5 + 2 * comm.rank()];
+        comm.all_reduce(&mut x, ReduceOp::Sum)
+    });
+    for said in said {
+        let error = said.unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("f32 x 5") && text.contains("f32 x 7"),
+            "{text}"
+        );
+    }
+}
