@@ -4,8 +4,8 @@
 //! short inputs    copy mine into my slot | publish ... all there? | fold or copy what I need
 //! threads, and    say where mine lies    | publish ... all there? | claim duties, read the inputs of all and
 //! shared buffers                                                  |   write the outputs of all | all finished?
-//! other slices    piece after piece: copy into my stage | publish ... all there? | fold, copy out
-//! of processes
+//! other slices    read the inputs of others where they lie | fold | publish ... all there?
+//! of processes    or, where that is not permitted, piece after piece: copy into my stage | publish ... | fold, copy out
 //! ```
 //!
 //! The second way touches each byte of each input and each output once, which is the least there is
@@ -32,6 +32,7 @@ mod brief;
 mod claim;
 mod duty;
 mod raw;
+mod remote;
 mod shared;
 mod staged;
 mod work;
@@ -77,6 +78,8 @@ pub struct End {
 enum Aim {
     Step(u64),
     Finished(u64),
+    /// The group's end, whose cause is on its way.
+    Nothing,
 }
 
 /// How the memory of other ranks is reached.
@@ -96,6 +99,14 @@ pub(crate) trait Segments: Send + Sync {
     fn address(&self, rank: usize, place: u64, bytes: usize) -> Option<NonNull<u8>>;
     /// These bytes of mine must not be seen or written by others any more; their contents stay.
     fn part(&self, address: NonNull<u8>, bytes: usize);
+    /// Whether this rank can read all others' memory, wherever it lies.
+    fn reads(&self) -> bool;
+    /// Copies bytes out of a rank's memory, from an address of its process; false where they cannot be had.
+    ///
+    /// # Safety
+    /// `to` is writable for `bytes`, and nobody else's.
+    #[allow(unsafe_code)]
+    unsafe fn read(&self, rank: usize, from: u64, to: *mut u8, bytes: usize) -> bool;
 }
 
 /// Wakes the ranks of a group.
@@ -241,6 +252,7 @@ impl End {
                 .find(|&rank| !ORDERS.reached(self.arena.progress(rank), step)),
             Aim::Finished(_) => (0..arena::DUTIES)
                 .find_map(|index| ORDERS.holder(self.arena.duty(index), self.turn)),
+            Aim::Nothing => None,
         }
     }
 
@@ -255,6 +267,7 @@ impl End {
         match self.aim {
             Aim::Step(step) => self.arena.all_reached(step),
             Aim::Finished(count) => ORDERS.finished(self.arena.finished(), count),
+            Aim::Nothing => false,
         }
     }
 

@@ -17,9 +17,10 @@
 use core::ptr::NonNull;
 use std::{
     boxed::Box,
+    collections::BTreeMap,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
@@ -34,8 +35,10 @@ use crate::Result;
 
 mod heap;
 mod pass;
+mod remote;
 mod segment;
 
+use remote::Owner;
 use segment::{Segment, Window};
 
 /// Bytes of a stage: with the other stages it fits a second-level cache.
@@ -58,6 +61,8 @@ pub(crate) struct Shm {
     /// Which ranks have opened each other's segments, as all of them know.
     together: Vec<Vec<bool>>,
     me: usize,
+    /// Whether others' memory may be read where it lies.
+    single_copy: bool,
     state: Mutex<State>,
     /// Payload bytes that went this way.
     pub(super) moved: Arc<AtomicU64>,
@@ -73,6 +78,8 @@ struct State {
     lent: Vec<usize>,
     /// Areas that were taken away from others: their places are this process's alone now.
     parted: Vec<(usize, usize)>,
+    /// Which ranks' memory can be read where it lies, once that was tried.
+    readable: BTreeMap<usize, bool>,
 }
 
 /// A segment before anybody else knows it.
@@ -105,8 +112,10 @@ impl Shm {
         me: usize,
         neighbours: Vec<Option<Neighbour>>,
         together: Vec<Vec<bool>>,
+        single_copy: bool,
     ) -> Self {
         Self {
+            single_copy,
             together,
             mine: host,
             windows: neighbours.into_iter().map(|n| n.map(|n| n.0)).collect(),
@@ -134,6 +143,12 @@ impl Shm {
             return Some(self.mine.0.window());
         }
         self.windows.get(rank)?.as_ref()
+    }
+
+    /// Whether a rank's memory can be read where it lies.
+    fn readable(&self, rank: usize) -> bool {
+        let tried = || self.window(rank).is_some_and(|w| w.owner().answers());
+        self.single_copy && *lock(&self.state).readable.entry(rank).or_insert_with(tried)
     }
 
     /// Makes the arena of a group that I lead.
@@ -276,8 +291,31 @@ impl Shm {
 
 /// The segments of one group's ranks.
 pub(super) struct Members {
-    pub(super) shm: Arc<Shm>,
-    pub(super) ranks: Vec<usize>,
+    shm: Arc<Shm>,
+    ranks: Vec<usize>,
+    /// Whose they are, where the memory of all can be read; looked at when it is first of use.
+    owners: OnceLock<Option<Vec<Owner>>>,
+}
+
+impl Members {
+    pub(super) fn new(shm: Arc<Shm>, ranks: Vec<usize>) -> Self {
+        Self {
+            shm,
+            ranks,
+            owners: OnceLock::new(),
+        }
+    }
+
+    fn owners(&self) -> Option<&[Owner]> {
+        let owners = self.owners.get_or_init(|| {
+            let owner = |&rank: &usize| {
+                let window = self.shm.window(rank)?;
+                self.shm.readable(rank).then(|| window.owner())
+            };
+            self.ranks.iter().map(owner).collect()
+        });
+        owners.as_deref()
+    }
 }
 
 impl Segments for Members {
@@ -292,6 +330,16 @@ impl Segments for Members {
     fn address(&self, rank: usize, place: u64, bytes: usize) -> Option<NonNull<u8>> {
         let window = self.shm.window(*self.ranks.get(rank)?)?;
         window.at(usize::try_from(place).ok()?, bytes)
+    }
+
+    fn reads(&self) -> bool {
+        self.owners().is_some()
+    }
+
+    unsafe fn read(&self, rank: usize, from: u64, to: *mut u8, bytes: usize) -> bool {
+        let owner = self.owners().and_then(|owners| owners.get(rank));
+        // SAFETY: the caller's word.
+        owner.is_some_and(|owner| unsafe { owner.read(from, to, bytes) })
     }
 
     fn part(&self, address: NonNull<u8>, bytes: usize) {

@@ -51,6 +51,9 @@ pub(super) struct Post {
     pub(super) input_bytes: u64,
     pub(super) output: u64,
     pub(super) output_bytes: u64,
+    /// Their addresses in its process, where it can read the memory of all others; else 0.
+    pub(super) input_at: u64,
+    pub(super) output_at: u64,
 }
 
 /// The offsets of everything in an arena.
@@ -243,12 +246,25 @@ impl Arena {
     /// when I come to the next: others may have done its duties.
     pub(super) fn set_post(&self, rank: usize, sequence: u64, post: Post) {
         use std::sync::atomic::Ordering::Relaxed;
-        for (field, value) in [post.input, post.input_bytes, post.output, post.output_bytes]
-            .into_iter()
-            .enumerate()
-        {
+        let open = sequence + 1;
+        let bytes = [post.input_bytes, post.output_bytes];
+        let words = [
+            post.input,
+            bytes[0],
+            post.output,
+            bytes[1],
+            post.input_at,
+            post.output_at,
+            open,
+        ];
+        for (field, value) in words.into_iter().enumerate() {
             self.post_word(rank, sequence, field).store(value, Relaxed);
         }
+    }
+
+    /// The number after a rank's call, as long as others may read its memory for it.
+    pub(super) fn open(&self, rank: usize, sequence: u64) -> &AtomicU64 {
+        self.post_word(rank, sequence, 6)
     }
 
     /// Where a rank's memory lies, once it has published the step.
@@ -262,6 +278,8 @@ impl Arena {
             input_bytes: get(1),
             output: get(2),
             output_bytes: get(3),
+            input_at: get(4),
+            output_at: get(5),
         }
     }
 

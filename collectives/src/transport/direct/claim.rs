@@ -32,6 +32,8 @@
 //! | `finish` Release | the counter, after the last duty of a rank | the result is read before it is written |
 //! | `finished` Acquire | the counter, before returning | the same |
 //! | `sleep`, `rouse` SeqCst fences | between one's own store and the look at the other's | both look too early, and nobody is woken |
+//! | `close` Release fence | after the word that says my memory may be read, before I use it for something else | who has read what I wrote later takes it for what I showed |
+//! | `read` Acquire fence | after the last byte was read, before that word is looked at | the same |
 //! | `claim`, `revoke` Relaxed already | a duty's word | both exchange the same word, of which one order exists: one of them wins and the other sees it; neither publishes anything |
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -74,6 +76,8 @@ pub(super) struct Orders {
     pub(super) finished: Ordering,
     pub(super) sleep: Option<Ordering>,
     pub(super) rouse: Option<Ordering>,
+    pub(super) close: Option<Ordering>,
+    pub(super) read: Option<Ordering>,
 }
 
 /// Those that are used.
@@ -86,6 +90,8 @@ pub(super) const ORDERS: Orders = Orders {
     finished: Ordering::Acquire,
     sleep: Some(Ordering::SeqCst),
     rouse: Some(Ordering::SeqCst),
+    close: Some(Ordering::Release),
+    read: Some(Ordering::Acquire),
 };
 
 /// What became of the attempt to claim a duty.
@@ -201,6 +207,26 @@ impl Orders {
     /// After what others may wait for: how a rank sleeps, 0 where it does not.
     pub(super) fn sleeps<W: Word>(&self, sleeping: &W) -> u64 {
         sleeping.load(Ordering::Relaxed)
+    }
+
+    /// Others that have read my memory for this call have read in vain, unless they are done already.
+    pub(super) fn close<W: Word>(&self, open: &W) {
+        open.store(0, Ordering::Relaxed);
+        if let Some(order) = self.close {
+            W::fence(order);
+        }
+    }
+
+    /// I have read all that I need; look at [`Orders::open`] of each rank after this.
+    pub(super) fn read<W: Word>(&self) {
+        if let Some(order) = self.read {
+            W::fence(order);
+        }
+    }
+
+    /// Whether what I read was what a rank showed for this call.
+    pub(super) fn open<W: Word>(&self, open: &W, sequence: u64) -> bool {
+        open.load(Ordering::Relaxed) == sequence + 1
     }
 
     /// Between what others may wait for and [`Orders::sleeps`].

@@ -326,3 +326,48 @@ fn each_missing_fence_is_a_weakened_sleep() {
         assert!(panic::catch_unwind(move || nap(orders)).is_err());
     }
 }
+
+/// A rank that shows its memory, and may use it for something else at once; and one that reads it.
+fn reading(o: Orders) {
+    loom::model(move || {
+        let words = Arc::new((LoomWord::new(0), LoomWord::new(0), LoomWord::new(0)));
+        let owner = words.clone();
+        let thread = thread::spawn(move || {
+            let (memory, open, progress) = &*owner;
+            memory.store(21, Ordering::Relaxed);
+            open.store(1, Ordering::Relaxed);
+            o.publish(progress, 1);
+            o.close(open);
+            memory.store(7, Ordering::Relaxed);
+        });
+        let (memory, open, progress) = &*words;
+        if o.reached(progress, 1) {
+            let read = memory.load(Ordering::Relaxed);
+            o.read::<LoomWord>();
+            assert!(!o.open(open, 0) || read == 21);
+        }
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn what_was_read_of_who_gave_up_is_not_taken() {
+    reading(ORDERS);
+}
+
+#[test]
+fn each_missing_fence_is_a_weakened_reading() {
+    let weak = [
+        Orders {
+            close: None,
+            ..ORDERS
+        },
+        Orders {
+            read: None,
+            ..ORDERS
+        },
+    ];
+    for orders in weak {
+        assert!(panic::catch_unwind(move || reading(orders)).is_err());
+    }
+}

@@ -9,6 +9,7 @@ use super::{
     arena::{DUTIES, Post},
     claim::{Claim, ORDERS},
     duty::Duties,
+    remote::{Remote, Went},
     staged::Staged,
     work::{Beyond, Hands, Memory},
 };
@@ -35,6 +36,7 @@ enum Stage {
     Finishing,
     /// Somebody gave up; the cause is on its way.
     Revoked,
+    Remote(Remote),
     Staged(Staged),
     Over,
 }
@@ -82,6 +84,18 @@ impl Shared {
             Stage::Revoked => false,
             Stage::Posted => return self.begin_work::<E>(end),
             Stage::Finishing => end.glance(),
+            Stage::Remote(remote) => {
+                let call = (&*self.plan, self.op, self.memory);
+                // SAFETY: my own memory; that of others is read by the kernel.
+                match unsafe { remote.poll::<E>(call, end) } {
+                    Went::Over => true,
+                    Went::On => false,
+                    Went::Astray => {
+                        self.stage = Stage::Revoked;
+                        false
+                    }
+                }
+            }
             Stage::Staged(staged) => {
                 let call = (&*self.plan, self.op, self.memory);
                 // SAFETY: my own memory, and stages by turns as `staged` explains.
@@ -103,7 +117,13 @@ impl Shared {
                 end.due += duties.len() as u64;
                 self.work(&hands, &duties, end)?;
             }
-            _ => self.stage = Stage::Staged(Staged::new(&self.plan, size_of::<E>(), end)),
+            _ => {
+                let width = size_of::<E>();
+                self.stage = match Remote::new(&plan, width, self.sequence, end) {
+                    Some(remote) => Stage::Remote(remote),
+                    None => Stage::Staged(Staged::new(&plan, width, end)),
+                };
+            }
         }
         self.poll::<E>(end)
     }
@@ -214,6 +234,9 @@ const GRACE: std::time::Duration = std::time::Duration::from_millis(2);
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if !matches!(self.stage, Stage::Over) {
+            ORDERS.close(self.arena.open(self.me, self.sequence));
+        }
         if matches!(
             self.stage,
             Stage::Posted | Stage::Finishing | Stage::Revoked
@@ -230,11 +253,17 @@ fn post(reach: &Reach, memory: &Memory) -> Post {
         Reach::Segments(_) if bytes == 0 => NONE,
         Reach::Segments(segments) => segments.place(address, bytes).map_or(0, |place| place + 1),
     };
+    let at = |address: *const u8| match reach {
+        Reach::Segments(segments) if segments.reads() => address.expose_provenance() as u64,
+        _ => 0,
+    };
     Post {
         input: place(input, memory.input_bytes),
         input_bytes: memory.input_bytes as u64,
         output: place(output, memory.output_bytes),
         output_bytes: memory.output_bytes as u64,
+        input_at: at(input),
+        output_at: at(output),
     }
 }
 

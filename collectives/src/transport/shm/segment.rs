@@ -33,10 +33,11 @@ use rustix::{
 use super::{
     heap::{Heap, PAGE},
     lock,
+    remote::{Mark, Owner},
 };
 use crate::{Error, Result};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"QNTSHM02");
+const MAGIC: u64 = u64::from_le_bytes(*b"QNTSHM03");
 
 /// Entries of a directory.
 const ENTRIES: usize = 4096;
@@ -64,6 +65,8 @@ unsafe impl Sync for Window {}
 pub(super) struct Segment {
     window: Window,
     file: OwnedFd,
+    /// By which others know this process again.
+    _mark: Mark,
     state: Mutex<State>,
 }
 
@@ -118,6 +121,16 @@ impl Window {
     /// The number that only those know who can read the segment.
     pub(super) fn nonce(&self) -> u64 {
         self.word(8).load(Ordering::Relaxed)
+    }
+
+    /// Whose segment it is.
+    pub(super) fn owner(&self) -> Owner {
+        let get = |offset| self.word(offset).load(Ordering::Relaxed);
+        Owner {
+            process: get(24),
+            mark_at: get(32),
+            mark: get(40),
+        }
     }
 
     /// An address in the window.
@@ -193,17 +206,23 @@ impl Segment {
         };
         let len = window.max(2 * STEP).next_multiple_of(PAGE);
         grow(&file, 0, STEP)?;
+        let mark = Mark::new()?;
+        let owner = mark.owner();
         let segment = Self {
             window: Window::map(file.as_fd(), len)?,
             file,
+            _mark: mark,
             state: Mutex::new(State {
                 heap: Heap::new(FIRST, len),
                 allocated: STEP,
             }),
         };
         let nonce = crate::transport::socket::random_u64()?;
-        segment.window.word(8).store(nonce, Ordering::Relaxed);
-        segment.window.word(16).store(len as u64, Ordering::Relaxed);
+        let head = [nonce, len as u64, owner.process, owner.mark_at, owner.mark];
+        for (index, value) in head.into_iter().enumerate() {
+            let word = segment.window.word(8 * (index + 1));
+            word.store(value, Ordering::Relaxed);
+        }
         segment.window.word(0).store(MAGIC, Ordering::Release);
         Ok(segment)
     }

@@ -104,6 +104,8 @@ pub struct Join {
     pub folder: Option<PathBuf>,
     /// Address space for each rank's segment: the most it can share. All ranks may differ.
     pub window: usize,
+    /// Whether ranks that share memory may also read each other's where it lies, if the system permits it.
+    pub single_copy: bool,
     /// What goes wrong on purpose, once all are connected; for tests.
     pub faults: Option<WireFaults>,
 }
@@ -127,6 +129,7 @@ impl Join {
             label: None,
             folder: None,
             window: WINDOW,
+            single_copy: true,
             faults: None,
         }
     }
@@ -426,7 +429,13 @@ impl Join {
         );
         #[cfg(target_os = "linux")]
         if let Some(host) = host {
-            mesh.shm = Some(Arc::new(Shm::new(host, self.rank, near, together)));
+            mesh.shm = Some(Arc::new(Shm::new(
+                host,
+                self.rank,
+                near,
+                together,
+                self.single_copy,
+            )));
         }
         #[cfg(not(target_os = "linux"))]
         drop((host, near, together));

@@ -77,10 +77,7 @@ impl Near {
         let (mine, me) = (arena.clone(), group.me);
         let chime = Chime(std::boxed::Box::new(move || ring(&mine, me)));
         *lock(&group.chime) = Some(chime);
-        let members = Members {
-            shm: self.shm.clone(),
-            ranks: group.ranks.clone(),
-        };
+        let members = Members::new(self.shm.clone(), group.ranks.clone());
         let bells = Bells {
             arena: arena.clone(),
             mesh: Arc::downgrade(mesh),
