@@ -83,6 +83,9 @@ pub struct Options {
     pub label: Option<String>,
     /// `QUINTET_SHM_DIR`: shared memory lies in nameless files there, instead of in memory without a name.
     pub folder: Option<PathBuf>,
+    /// `QUINTET_SINGLE_COPY`, `0` or `1`: whether ranks that share memory also read each other's where it lies, if the
+    /// system permits it (default 1).
+    pub single_copy: bool,
 }
 
 impl Default for Options {
@@ -96,6 +99,7 @@ impl Default for Options {
             payload_crc: false,
             label: None,
             folder: None,
+            single_copy: true,
         }
     }
 }
@@ -142,11 +146,14 @@ impl Options {
                 _ => return Err(wrong("QUINTET_PORTS", "a range of ports like 61000-61100")),
             };
         }
-        options.payload_crc = match text("QUINTET_CHECKSUM") {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(_) => return Err(wrong("QUINTET_CHECKSUM", "0 or 1")),
+        let flag = |name: &str, unsaid: bool| match text(name) {
+            None => Ok(unsaid),
+            Some("0") => Ok(false),
+            Some("1") => Ok(true),
+            Some(_) => Err(wrong(name, "0 or 1")),
         };
+        options.payload_crc = flag("QUINTET_CHECKSUM", false)?;
+        options.single_copy = flag("QUINTET_SINGLE_COPY", true)?;
         options.label = text("QUINTET_HOST").map(String::from);
         if options
             .label
@@ -242,6 +249,7 @@ impl Process {
             payload_crc: options.payload_crc,
             label: options.label.clone(),
             folder: options.folder.clone(),
+            single_copy: options.single_copy,
             ..Join::new(place.rank, place.world, &place.run)
         };
         let seat = match &found.store {

@@ -21,7 +21,19 @@ fn shm<R: Send>(
     world: usize,
     body: impl Fn(Communicator<Sockets>) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
-    let seats = join(Kind::Shm, world, |join| join.window = 1 << 30);
+    shm_with(world, true, body)
+}
+
+/// The same, with or without reading what others have where it lies.
+fn shm_with<R: Send>(
+    world: usize,
+    single_copy: bool,
+    body: impl Fn(Communicator<Sockets>) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    let seats = join(Kind::Shm, world, |join| {
+        join.window = 1 << 30;
+        join.single_copy = single_copy;
+    });
     thread::scope(|scope| {
         let threads: Vec<_> = seats
             .into_iter()
@@ -162,9 +174,12 @@ fn threads_in_every_world_and_length() {
 
 #[test]
 fn processes_memory_in_every_world_and_length() {
-    for world in WORLDS {
-        for result in shm(world, |comm| {
-            for memory in [Memory::Slices, Memory::Shared, Memory::Mixed] {
+    let all = &[Memory::Slices, Memory::Shared, Memory::Mixed][..];
+    let once = WORLDS.into_iter().map(|world| (world, true, all));
+    let staged = [2, 3, 5].into_iter().map(|world| (world, false, &all[..1]));
+    for (world, single_copy, ways) in once.chain(staged) {
+        for result in shm_with(world, single_copy, |comm| {
+            for &memory in ways {
                 let longest = if world > 9 { 9_001 } else { 60_001 };
                 for len in [0, 7, 129, 1500, longest] {
                     every_operation::<f32, _>(&comm, memory, len, |x| x)?;
@@ -176,6 +191,79 @@ fn processes_memory_in_every_world_and_length() {
             result.unwrap();
         }
     }
+}
+
+/// From just below to just above each length at which the way changes.
+#[test]
+fn what_is_only_copied_is_read_where_it_lies() {
+    for single_copy in [true, false] {
+        let seats = join(Kind::Shm, 3, |join| {
+            join.window = 1 << 30;
+            join.single_copy = single_copy;
+        });
+        let read = thread::scope(|scope| {
+            let rank = |seat: Seat| {
+                let comm = seat.communicator().unwrap();
+                let (n, me) = (comm.world(), comm.rank());
+                let mut read = Vec::new();
+                for len in [
+                    8 << 10,
+                    (8 << 10) - 3,
+                    128 << 10,
+                    (128 << 10) + 3,
+                    4 << 20,
+                    (4 << 20) + 3,
+                ] {
+                    let before = seat.moved().read;
+                    let each = len / n;
+                    let mut all = vec![0f32; n * each];
+                    comm.all_gather(&vec![me as f32; each], &mut all).unwrap();
+                    let from = |i: usize| (i / each) as f32;
+                    assert!(all.iter().enumerate().all(|(i, x)| *x == from(i)));
+                    let mut one = vec![me as f32; len];
+                    comm.broadcast(&mut one, 1).unwrap();
+                    assert!(one.iter().all(|x| *x == 1.0));
+                    read.push(seat.moved().read - before);
+                }
+                seat.finish(Ok(()));
+                read
+            };
+            let threads: Vec<_> = seats
+                .into_iter()
+                .map(|seat| scope.spawn(move || rank(seat)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        for (rank, read) in read.iter().enumerate() {
+            // Of a broadcast the root reads nothing.
+            let gathered = |len: usize| 4 * 2 * (len / 3) as u64;
+            let cast = |len: usize| if rank == 1 { 0 } else { 4 * len as u64 };
+            let wanted = match single_copy {
+                false => vec![0; 6],
+                true if !may_read() => {
+                    return println!("not tried: this system lets nobody read another's memory");
+                }
+                true => vec![
+                    cast(8 << 10),
+                    0,
+                    gathered(128 << 10) + cast(128 << 10),
+                    gathered((128 << 10) + 3),
+                    gathered(4 << 20),
+                    0,
+                ],
+            };
+            assert_eq!(*read, wanted, "rank {rank}, {single_copy}");
+        }
+    }
+}
+
+/// Whether the system lets processes of one user read each other's memory.
+fn may_read() -> bool {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    scope.is_ok_and(|scope| scope.trim() == "0") || !Path::new("/proc/sys/kernel/yama").exists()
 }
 
 /// Whoever is late finds its duties done by others, who are in the next call already, with other memory.

@@ -4,8 +4,8 @@
 //! short inputs    copy mine into my slot | publish ... all there? | fold or copy what I need
 //! threads, and    say where mine lies    | publish ... all there? | claim duties, read the inputs of all and
 //! shared buffers                                                  |   write the outputs of all | all finished?
-//! other slices    read the inputs of others where they lie | fold | publish ... all there?
-//! of processes    or, where that is not permitted, piece after piece: copy into my stage | publish ... | fold, copy out
+//! other slices    piece after piece: copy into my stage | publish ... all there? | fold, copy out
+//! of processes    what is only copied, and not too long: read it where it lies (if that is permitted) | publish ... all there?
 //! ```
 //!
 //! The second way touches each byte of each input and each output once, which is the least there is

@@ -66,6 +66,8 @@ pub(crate) struct Shm {
     state: Mutex<State>,
     /// Payload bytes that went this way.
     pub(super) moved: Arc<AtomicU64>,
+    /// Bytes that this rank has read where they lay.
+    pub(super) read: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -122,6 +124,7 @@ impl Shm {
             me,
             state: Mutex::default(),
             moved: Arc::default(),
+            read: AtomicU64::new(0),
         }
     }
 
@@ -338,6 +341,7 @@ impl Segments for Members {
 
     unsafe fn read(&self, rank: usize, from: u64, to: *mut u8, bytes: usize) -> bool {
         let owner = self.owners().and_then(|owners| owners.get(rank));
+        self.shm.read.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: the caller's word.
         owner.is_some_and(|owner| unsafe { owner.read(from, to, bytes) })
     }

@@ -51,9 +51,8 @@ pub(super) struct Post {
     pub(super) input_bytes: u64,
     pub(super) output: u64,
     pub(super) output_bytes: u64,
-    /// Their addresses in its process, where it can read the memory of all others; else 0.
+    /// The input's address in its process, where it can read the memory of all others; else 0.
     pub(super) input_at: u64,
-    pub(super) output_at: u64,
 }
 
 /// The offsets of everything in an arena.
@@ -247,14 +246,12 @@ impl Arena {
     pub(super) fn set_post(&self, rank: usize, sequence: u64, post: Post) {
         use std::sync::atomic::Ordering::Relaxed;
         let open = sequence + 1;
-        let bytes = [post.input_bytes, post.output_bytes];
         let words = [
             post.input,
-            bytes[0],
+            post.input_bytes,
             post.output,
-            bytes[1],
+            post.output_bytes,
             post.input_at,
-            post.output_at,
             open,
         ];
         for (field, value) in words.into_iter().enumerate() {
@@ -264,7 +261,7 @@ impl Arena {
 
     /// The number after a rank's call, as long as others may read its memory for it.
     pub(super) fn open(&self, rank: usize, sequence: u64) -> &AtomicU64 {
-        self.post_word(rank, sequence, 6)
+        self.post_word(rank, sequence, 5)
     }
 
     /// Where a rank's memory lies, once it has published the step.
@@ -279,7 +276,6 @@ impl Arena {
             output: get(2),
             output_bytes: get(3),
             input_at: get(4),
-            output_at: get(5),
         }
     }
 

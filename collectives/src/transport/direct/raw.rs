@@ -82,8 +82,13 @@ pub(crate) unsafe fn copy_into(into: Target, from: *const u8, to: *mut u8, bytes
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn copy_avx2(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller's word.
-    unsafe { copy_plain(from, to, bytes) };
+    // A vector that is written across the end of a line costs two.
+    let head = to.align_offset(LINE).min(bytes);
+    // SAFETY: the caller's word, for two parts of both.
+    unsafe {
+        copy_plain(from, to, head);
+        copy_plain(from.add(head), to.add(head), bytes - head);
+    }
 }
 
 /// How far ahead of its writing a line is asked for.
@@ -93,7 +98,9 @@ const AHEAD: usize = 512;
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn ahead(from: *const u8, to: *mut u8, bytes: usize) {
-    let mut at = 0;
+    let mut at = to.align_offset(LINE).min(bytes);
+    // SAFETY: the caller's word.
+    unsafe { copy_plain(from, to, at) };
     while at + VECTORS <= bytes {
         ask(to.wrapping_add(at + AHEAD), VECTORS);
         // SAFETY: `at + VECTORS <= bytes`, and the caller's word.
@@ -224,11 +231,12 @@ pub(crate) unsafe fn fold<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<
 unsafe fn fold_avx2<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<E>]) {
     // SAFETY: the caller's word.
     unsafe {
-        if fold.len <= SHORT || outs.iter().all(|out| out.1 == Target::Caches) {
+        if fold.len <= SHORT {
             return fold_plain(fold, ins, outs);
         }
-        // Blocks begin where a line of the first such output does.
+        // Blocks begin where a line of an output does: of one past the caches, if there is one.
         let first = outs.iter().find(|out| out.1 == Target::Memory);
+        let first = first.or(outs.first());
         let lead = first.map_or(0, |out| out.0.align_offset(LINE).min(fold.len));
         by_blocks::<E, SHORT>(fold, 0..lead, ins, outs, |block, out, _| spread(block, out));
         by_blocks::<E, BLOCK>(fold, lead..fold.len, ins, outs, |block, out, into| {

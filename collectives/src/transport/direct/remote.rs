@@ -1,57 +1,48 @@
-//! Slices of processes that can read each other's memory, though they share none of it.
+//! Slices of processes that can read each other's memory, though they share none of it: what is only copied.
 //!
 //! ```text
-//! copies       read what is for me out of the others' inputs | am I sure of it? | publish ... all there?
-//! all_reduce   step s: read piece s of my chunk of all inputs, fold it into my output, publish
-//!                      read piece s - 1 of the others' chunks out of their outputs
-//!              in the end:                                    | am I sure of it? | publish ... all there?
+//! read what is for me out of the others' inputs | is it what they showed? | publish ... all there?
 //! ```
 //!
 //! Each byte is copied once on its way, instead of into a stage and out of it. A rank may give up at any moment and use
 //! its memory for something else: it says so first (`close`), and who has read from it looks at that last (`open`), before
 //! anybody can be done. Nobody writes to another's memory, so there is nothing to wait for.
+//!
+//! Folds go by stages: what they exchange was just written, and to move it from one core's cache to another's costs the
+//! same by either way.
 #![allow(unsafe_code)]
 
-use core::ops::Range;
+use std::sync::atomic::AtomicU64;
 
 use super::{
-    Aim, End, Reach, Segments,
-    arena::Post,
+    Aim, End, Reach,
     claim::ORDERS,
-    duty::{Duties, Duty, To},
-    raw::{self, Fold, Target},
+    duty::{Duties, Duty},
+    raw::{self, PAST, Target},
     work::Memory,
 };
 use crate::{
-    Element, ReduceOp,
+    Element,
     plan::{CollectiveShape as S, Plan},
 };
-use std::{sync::atomic::AtomicU64, vec::Vec};
 
 /// Bytes that a rank moves before it looks whether the group is still well.
-const STRIDE: usize = 8 << 20;
+const STRIDE: usize = 4 << 20;
 
-/// Bytes of a piece that is folded: with those of a few others it fits the second-level cache.
-const PIECE: usize = 64 << 10;
-
-/// Calls whose whole is shorter go by stages: a read costs a call of the kernel.
-pub(super) const FROM: usize = 32 << 10;
+/// The lengths of a whole that go this way. Below, the kernel's call costs more than it saves; above, its copy is slower
+/// than one that reads ahead and writes past the caches, and where all that is long goes one way (a
+/// root's) it has one core do what stages let two do at a time.
+const FROM: usize = 32 << 10;
+const TO: usize = 16 << 20;
+const ROOTED_TO: usize = 512 << 10;
 
 /// How far a call has got.
 #[derive(Debug)]
 pub(super) struct Remote {
     sequence: u64,
-    /// Where the ranks' memory lies.
-    posts: Vec<Post>,
-    /// The step that I had published when it began.
-    base: u64,
-    /// Elements of a piece, and pieces of the longest chunk; of an all_reduce.
-    piece: usize,
-    pieces: usize,
-    /// Duties, or pieces, that are done.
-    step: usize,
+    /// Duties of mine that are done.
+    done: usize,
     published: bool,
-    over: bool,
 }
 
 /// What came of going on.
@@ -65,47 +56,14 @@ pub(super) enum Went {
     Astray,
 }
 
-/// What is read and written.
-struct Here<'a> {
-    plan: &'a Plan,
-    op: ReduceOp,
-    memory: Memory,
-    me: usize,
-    segments: &'a dyn Segments,
-    posts: &'a [Post],
-    /// Room for a piece of each of the others: my stages, which nobody else looks at in such a call.
-    scratch: *mut u8,
-    /// Elements of a piece.
-    piece: usize,
-}
-
-/// Somebody's memory cannot be read.
-struct Gone;
-
 impl Remote {
     /// Where all ranks can read each other's memory, and it pays.
     pub(super) fn new(plan: &Plan, width: usize, sequence: u64, end: &End) -> Option<Self> {
-        let n = plan.world();
-        if !pays(plan, width) {
-            return None;
-        }
-        let posts: Vec<Post> = (0..n).map(|rank| end.arena.post(rank, sequence)).collect();
-        if posts.iter().any(|post| post.input_at == 0) {
-            return None;
-        }
-        // My stages, which lie side by side, hold a piece of each of the others.
-        let room = end.arena.plot().stage() / (n - 1).max(1);
-        let piece = (room.min(PIECE) / 64).max(1) * (64 / width);
-        let longest = (0..n).map(|rank| plan.chunk(rank).len()).max().unwrap_or(0);
-        Some(Self {
+        let can = |rank| end.arena.post(rank, sequence).input_at != 0;
+        (pays(plan, width) && (0..plan.world()).all(can)).then_some(Self {
             sequence,
-            posts,
-            base: end.step,
-            piece,
-            pieces: longest.div_ceil(piece),
-            step: 0,
+            done: 0,
             published: false,
-            over: false,
         })
     }
 
@@ -115,249 +73,192 @@ impl Remote {
     /// The memory is mine until this is over.
     pub(super) unsafe fn poll<E: Element>(
         &mut self,
-        (plan, op, memory): (&Plan, ReduceOp, Memory),
+        (plan, memory): (&Plan, Memory),
         end: &mut End,
     ) -> Went {
-        let Reach::Segments(segments) = end.reach.clone() else {
-            return Went::Astray;
-        };
-        if !self.over {
-            let posts = core::mem::take(&mut self.posts);
-            let here = Here {
-                plan,
-                op,
-                memory,
-                me: end.me,
-                segments: &*segments,
-                posts: &posts,
-                scratch: end.arena.stage(end.me, 0),
-                piece: self.piece,
+        if !self.published {
+            let Some(duties) = Duties::of(plan, size_of::<E>(), STRIDE, usize::MAX) else {
+                return astray(end);
             };
-            // SAFETY: the caller's word.
-            let all = unsafe {
-                match plan.shape() {
-                    S::AllReduce { .. } => self.all_reduce::<E>(&here, end),
-                    _ => self.duties::<E>(&here),
+            let mine = duties.mine(end.me);
+            let mut moved = 0;
+            while self.done < mine.len() {
+                if moved >= STRIDE {
+                    return Went::On;
                 }
-            };
-            self.posts = posts;
-            match all {
-                Ok(true) => {}
-                Ok(false) => return Went::On,
-                Err(Gone) => return Self::astray(end),
+                // SAFETY: the caller's word.
+                match unsafe { self.copy::<E>(duties.get(mine.start + self.done), memory, end) } {
+                    Some(bytes) => moved += bytes,
+                    None => return astray(end),
+                }
+                self.done += 1;
             }
             ORDERS.read::<AtomicU64>();
             let open = |rank| ORDERS.open(end.arena.open(rank, self.sequence), self.sequence);
             if !(0..plan.world()).all(open) {
-                return Self::astray(end);
+                return astray(end);
             }
             end.publish();
-            self.over = true;
+            self.published = true;
         }
         if end.glance() { Went::Over } else { Went::On }
     }
 
-    fn astray(end: &mut End) -> Went {
-        end.aim = Aim::Nothing;
-        Went::Astray
-    }
-
-    /// Performs what makes my output; false where that is not all yet.
-    unsafe fn duties<E: Element>(&mut self, here: &Here<'_>) -> Result<bool, Gone> {
-        let width = size_of::<E>();
-        let piece = match here.plan.shape() {
-            S::ReduceScatter { .. } => self.piece * width,
-            _ => STRIDE,
+    /// Makes a part of my output; its bytes, or none where they cannot be had.
+    unsafe fn copy<E: Element>(&self, duty: Duty, memory: Memory, end: &End) -> Option<usize> {
+        let Duty::Copy {
+            source,
+            from,
+            at,
+            len,
+            ..
+        } = duty
+        else {
+            return None;
         };
-        let Some(duties) = Duties::of(here.plan, width, piece, usize::MAX) else {
-            return Err(Gone);
-        };
-        let mine = duties.mine(here.me);
-        let mut moved = 0;
-        while self.step < mine.len() {
-            if moved >= STRIDE {
-                return Ok(false);
+        let (width, bytes) = (size_of::<E>(), len * size_of::<E>());
+        // SAFETY: in my output, as the plan has it.
+        let to = unsafe { memory.output.add(at * width) };
+        if source == end.me {
+            let past = memory.output_bytes >= PAST;
+            let into = if past { Target::Memory } else { Target::Caches };
+            // SAFETY: my own memory; it lies apart where it is not the same.
+            unsafe {
+                let from = memory.input.add(from * width);
+                if !core::ptr::eq(from, to) {
+                    raw::copy_into(into, from, to, bytes);
+                }
             }
-            // SAFETY: the caller's word.
-            moved += width * unsafe { here.perform::<E>(duties.get(mine.start + self.step)) }?;
-            self.step += 1;
+        } else if bytes > 0 {
+            let Reach::Segments(segments) = &end.reach else {
+                return None;
+            };
+            let start = end.arena.post(source, self.sequence).input_at + (from * width) as u64;
+            // SAFETY: my output.
+            let whole = unsafe { segments.read(source, start, to, bytes) };
+            return whole.then_some(bytes);
         }
-        Ok(true)
-    }
-
-    unsafe fn all_reduce<E: Element>(
-        &mut self,
-        here: &Here<'_>,
-        end: &mut End,
-    ) -> Result<bool, Gone> {
-        let (me, n) = (here.me, here.plan.world());
-        let part = |rank: usize, piece: usize| -> Range<usize> {
-            let chunk = here.plan.chunk(rank);
-            let start = (chunk.start + piece * self.piece).min(chunk.end);
-            start..(start + self.piece).min(chunk.end)
-        };
-        let mut moved = 0;
-        while self.step <= self.pieces {
-            if moved >= STRIDE {
-                return Ok(false);
-            }
-            if !self.published {
-                if self.step < self.pieces {
-                    let part = part(me, self.step);
-                    moved += part.len() * size_of::<E>();
-                    // SAFETY: my output.
-                    unsafe {
-                        let to = here.memory.output.cast::<E>().add(part.start);
-                        here.fold(part, to)?;
-                    }
-                    end.publish();
-                }
-                self.published = true;
-            }
-            if let Some(before) = self.step.checked_sub(1) {
-                end.aim = Aim::Step(self.base + self.step as u64);
-                if !end.glance() {
-                    return Ok(false);
-                }
-                for rank in (1..n).map(|i| (me + i) % n) {
-                    let part = part(rank, before);
-                    // SAFETY: my output.
-                    unsafe {
-                        let to = here.memory.output.cast::<E>().add(part.start);
-                        here.read(rank, here.posts[rank].output_at, part, to)?;
-                    }
-                }
-            }
-            self.step += 1;
-            self.published = false;
-        }
-        Ok(true)
+        Some(bytes)
     }
 }
 
-impl Here<'_> {
-    /// Performs a duty that writes my output; how many elements it moved.
-    unsafe fn perform<E: Element>(&self, duty: Duty) -> Result<usize, Gone> {
-        let (input, output) = (
-            self.memory.input.cast::<E>(),
-            self.memory.output.cast::<E>(),
-        );
-        match duty {
-            Duty::Copy {
-                source,
-                from,
-                at,
-                len,
-                ..
-            } if source == self.me => {
-                // SAFETY: my own memory, as long as the plan says; it lies apart where it is not the same.
-                unsafe {
-                    let (from, to) = (input.add(from), output.add(at));
-                    if !core::ptr::eq(from, to) {
-                        raw::copy_into(self.target(), from.cast(), to.cast(), len * size_of::<E>());
-                    }
-                }
-                Ok(len)
-            }
-            Duty::Copy {
-                source,
-                from,
-                at,
-                len,
-                ..
-            } => {
-                // SAFETY: my output.
-                unsafe {
-                    self.read(
-                        source,
-                        self.posts[source].input_at,
-                        from..from + len,
-                        output.add(at),
-                    )?
-                };
-                Ok(len)
-            }
-            Duty::Fold {
-                from,
-                len,
-                to: To::One(_, at) | To::All(at),
-            } => {
-                // SAFETY: my output, and my stages.
-                unsafe { self.fold(from..from + len, output.add(at))? };
-                Ok(len * self.plan.world())
-            }
-        }
-    }
-
-    /// The left fold of a part of all inputs.
-    unsafe fn fold<E: Element>(&self, part: Range<usize>, to: *mut E) -> Result<(), Gone> {
-        if part.is_empty() {
-            return Ok(());
-        }
-        if part.len() > self.piece {
-            return Err(Gone);
-        }
-        let mut room = self.scratch.cast::<E>();
-        let mut ins: Vec<*const E> = Vec::with_capacity(self.plan.world());
-        for rank in 0..self.plan.world() {
-            if rank == self.me {
-                // SAFETY: in my input.
-                ins.push(unsafe { self.memory.input.cast::<E>().add(part.start) });
-                continue;
-            }
-            // SAFETY: there is room for a piece of each of the others.
-            unsafe {
-                self.read(rank, self.posts[rank].input_at, part.clone(), room)?;
-                ins.push(room);
-                room = room.add(self.piece);
-            }
-        }
-        let fold = Fold {
-            op: self.op,
-            world: self.plan.world(),
-            len: part.len(),
-        };
-        // SAFETY: the caller's word for the output; the rest is mine.
-        unsafe { raw::fold(fold, &ins, &[(to, Target::Caches)]) };
-        Ok(())
-    }
-
-    /// Reads elements of a rank's memory that begins at an address of its own.
-    unsafe fn read<E: Element>(
-        &self,
-        rank: usize,
-        at: u64,
-        part: Range<usize>,
-        to: *mut E,
-    ) -> Result<(), Gone> {
-        if part.is_empty() {
-            return Ok(());
-        }
-        let (from, bytes) = (
-            at + (part.start * size_of::<E>()) as u64,
-            part.len() * size_of::<E>(),
-        );
-        // SAFETY: the caller's word.
-        let whole = unsafe { self.segments.read(rank, from, to.cast(), bytes) };
-        if whole { Ok(()) } else { Err(Gone) }
-    }
-
-    /// How my output is written where I copy it myself.
-    fn target(&self) -> Target {
-        if self.memory.output_bytes >= raw::PAST {
-            Target::Memory
-        } else {
-            Target::Caches
-        }
-    }
+fn astray(end: &mut End) -> Went {
+    end.aim = Aim::Nothing;
+    Went::Astray
 }
 
 /// Whether calls of this plan are to go this way where it is open.
 fn pays(plan: &Plan, width: usize) -> bool {
-    let n = plan.world();
-    let fits = !matches!(
-        plan.shape(),
-        S::Reduce { .. } | S::AllToAllV { .. } | S::Barrier
-    );
-    fits && plan.shape().len(n).saturating_mul(width) >= FROM
+    let to = match plan.shape() {
+        S::AllGather { .. } | S::AllToAll { .. } => TO,
+        S::Broadcast { .. } | S::Gather { .. } | S::Scatter { .. } => ROOTED_TO,
+        _ => return false,
+    };
+    (FROM..=to).contains(&plan.shape().len(plan.world()).saturating_mul(width))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Arena, Bell, Outline, Segments, Task};
+    use super::*;
+    use crate::{DType, Order, ReduceOp, plan::Algorithm, transport::Call};
+    use core::ptr::NonNull;
+    use std::{
+        sync::{Arc, Mutex},
+        vec,
+        vec::Vec,
+    };
+
+    /// Memory of this process, read as if it were another's; what befalls its owner in the middle of that.
+    struct Befallen(Mutex<Option<std::boxed::Box<dyn FnOnce() + Send>>>);
+
+    impl Segments for Befallen {
+        fn place(&self, _: *const u8, _: usize) -> Option<u64> {
+            None
+        }
+        fn address(&self, _: usize, _: u64, _: usize) -> Option<NonNull<u8>> {
+            None
+        }
+        fn part(&self, _: NonNull<u8>, _: usize) {}
+        fn reads(&self) -> bool {
+            true
+        }
+        unsafe fn read(&self, _: usize, from: u64, to: *mut u8, bytes: usize) -> bool {
+            if let Some(event) = self.0.lock().unwrap().take() {
+                event();
+            }
+            let from = core::ptr::with_exposed_provenance(from as usize);
+            // SAFETY: this test's own memory.
+            unsafe { raw::copy(from, to, bytes) };
+            true
+        }
+    }
+
+    struct Silent;
+    impl Bell for Silent {
+        fn ring(&self, _: usize, _: u64) {}
+    }
+
+    /// Rank 1 gathers from rank 0, which gives up and uses its memory for something else meanwhile, or does not:
+    /// what rank 1 has then, if it is done.
+    fn gathers(gives_up: bool) -> Option<Vec<f32>> {
+        const LEN: usize = FROM / 4;
+        let arena = Arc::new(Arena::heap(2));
+        let befallen = Arc::new(Befallen(Mutex::new(None)));
+        let end = |rank| {
+            let reach = Reach::Segments(befallen.clone());
+            End::new((arena.clone(), rank), 2, reach, Arc::new(Silent))
+        };
+        let mut ends = [end(0), end(1)];
+        let shape = S::AllGather {
+            counts: vec![LEN / 2; 2],
+        };
+        let plan = Arc::new(Plan::new(shape, Algorithm::Ring, 2).unwrap());
+        let call = Call::new(0, plan.shape(), 2, DType::F32, None, Order::Rank);
+        let mut inputs = [vec![10f32; LEN / 2], vec![11f32; LEN / 2]];
+        let mut outputs = [vec![0f32; LEN], vec![0f32; LEN]];
+        let mut tasks: Vec<Option<Task>> = Vec::new();
+        let outlines = [0, 1].map(|rank| Outline::new(plan.clone(), DType::F32, rank));
+        for rank in 0..2 {
+            let memory = Memory::new::<f32>(
+                (inputs[rank].as_ptr(), LEN / 2),
+                (outputs[rank].as_mut_ptr(), LEN),
+            );
+            let op = ReduceOp::Sum;
+            tasks.push(Some(ends[rank].prepare(&outlines[rank], op, memory, 0)));
+            ends[rank].announce(&call);
+        }
+        let [end_0, end_1] = &mut ends;
+        let mut perform = |rank: usize, end: &mut End, task: &mut Option<Task>| {
+            let task = task.as_mut().unwrap();
+            end.perform::<f32>(&outlines[rank], ReduceOp::Sum, task)
+                .unwrap()
+        };
+        // Rank 0 has read all that it needs, and waits for rank 1.
+        assert!(!perform(0, end_0, &mut tasks[0]));
+        if gives_up {
+            let task = tasks[0].take();
+            let at = inputs[0].as_mut_ptr().expose_provenance();
+            *befallen.0.lock().unwrap() = Some(std::boxed::Box::new(move || {
+                drop(task);
+                let input: *mut f32 = core::ptr::with_exposed_provenance_mut(at);
+                // SAFETY: this test's own memory.
+                (0..LEN / 2).for_each(|i| unsafe { input.add(i).write(7.0) });
+            }));
+        }
+        let done = (0..3).any(|_| perform(1, end_1, &mut tasks[1]));
+        done.then(|| outputs[1].clone())
+    }
+
+    #[test]
+    fn nobody_is_done_with_what_was_read_of_one_that_gave_up() {
+        let whole = gathers(false).unwrap();
+        assert!(
+            whole
+                .iter()
+                .enumerate()
+                .all(|(i, x)| *x == if i < whole.len() / 2 { 10.0 } else { 11.0 })
+        );
+        assert_eq!(gathers(true), None);
+    }
 }

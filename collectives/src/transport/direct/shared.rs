@@ -41,8 +41,10 @@ enum Stage {
     Over,
 }
 
-/// Bytes of a duty's piece: long enough to be worth a claim, short enough to be shared out.
+/// Bytes of a duty's piece: long enough to be worth a claim (and, of a long call, to be read ahead), short enough to be
+/// shared out.
 const PIECE: usize = 64 << 10;
+const LONG_PIECE: usize = 256 << 10;
 
 /// No memory of mine is needed.
 const NONE: u64 = u64::MAX;
@@ -85,7 +87,7 @@ impl Shared {
             Stage::Posted => return self.begin_work::<E>(end),
             Stage::Finishing => end.glance(),
             Stage::Remote(remote) => {
-                let call = (&*self.plan, self.op, self.memory);
+                let call = (&*self.plan, self.memory);
                 // SAFETY: my own memory; that of others is read by the kernel.
                 match unsafe { remote.poll::<E>(call, end) } {
                     Went::Over => true,
@@ -110,7 +112,10 @@ impl Shared {
 
     fn begin_work<E: Element>(&mut self, end: &mut End) -> Result<bool, usize> {
         let plan = self.plan.clone();
-        let duties = Duties::of(&plan, size_of::<E>(), PIECE, DUTIES);
+        let (n, width) = (plan.world(), size_of::<E>());
+        let share = plan.shape().len(n).saturating_mul(width) / n;
+        let piece = (share / 8).clamp(PIECE, LONG_PIECE);
+        let duties = Duties::of(&plan, width, piece, DUTIES);
         match (self.hands::<E>(), duties) {
             (Some(hands), Some(duties)) => {
                 end.turn = self.turn;
@@ -118,7 +123,6 @@ impl Shared {
                 self.work(&hands, &duties, end)?;
             }
             _ => {
-                let width = size_of::<E>();
                 self.stage = match Remote::new(&plan, width, self.sequence, end) {
                     Some(remote) => Stage::Remote(remote),
                     None => Stage::Staged(Staged::new(&plan, width, end)),
@@ -253,17 +257,15 @@ fn post(reach: &Reach, memory: &Memory) -> Post {
         Reach::Segments(_) if bytes == 0 => NONE,
         Reach::Segments(segments) => segments.place(address, bytes).map_or(0, |place| place + 1),
     };
-    let at = |address: *const u8| match reach {
-        Reach::Segments(segments) if segments.reads() => address.expose_provenance() as u64,
-        _ => 0,
-    };
     Post {
         input: place(input, memory.input_bytes),
         input_bytes: memory.input_bytes as u64,
         output: place(output, memory.output_bytes),
         output_bytes: memory.output_bytes as u64,
-        input_at: at(input),
-        output_at: at(output),
+        input_at: match reach {
+            Reach::Segments(segments) if segments.reads() => input.expose_provenance() as u64,
+            _ => 0,
+        },
     }
 }
 

@@ -319,6 +319,15 @@ impl Mesh {
         self.sent[way].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Bytes that were read out of other processes' memory where they lay.
+    pub(super) fn read(&self) -> u64 {
+        #[cfg(target_os = "linux")]
+        if let Some(shm) = &self.shm {
+            return shm.read.load(Ordering::Relaxed);
+        }
+        0
+    }
+
     /// Payload bytes sent over tcp, over unix sockets, by shared memory, and by MPI.
     pub(super) fn moved(&self) -> [u64; 4] {
         #[cfg(target_os = "linux")]

@@ -33,6 +33,8 @@ pub struct Moved {
     pub shm: u64,
     /// By MPI.
     pub mpi: u64,
+    /// Bytes that this rank has read out of the others' memory where they lay, instead of being handed them.
+    pub read: u64,
 }
 
 /// A rank's place in a run. Dropped without [`Seat::finish`] it counts as finished well, or, while
@@ -93,6 +95,7 @@ impl Seat {
             unix,
             shm,
             mpi,
+            read: self.mesh.read(),
         }
     }
 
