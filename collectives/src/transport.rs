@@ -33,6 +33,8 @@ pub mod direct;
 #[cfg(feature = "std")]
 pub mod fault;
 #[cfg(feature = "std")]
+mod forward;
+#[cfg(feature = "std")]
 pub mod local;
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub mod shm;

@@ -12,8 +12,8 @@ use common::{cut, samples_of, small_job, with};
 use quintet_collectives::plan::Operation;
 use quintet_collectives::transport::delay::Delay;
 use quintet_collectives::transport::local::{Local, World};
-use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
-use quintet_collectives::{Communicator, Result};
+use quintet_collectives::transport::{Call, Message, Tag, Transport, Wait};
+use quintet_collectives::{Communicator, Result, forward_transport};
 use quintet_kernels::Cpu;
 use quintet_ref_trainer::job::Job;
 use quintet_ref_trainer::rank::{Begin, Rank};
@@ -29,18 +29,8 @@ struct Traced {
 }
 
 impl Transport for Traced {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-    fn global(&self, rank: usize) -> usize {
-        self.inner.global(rank)
-    }
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    forward_transport!(inner: group);
+
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         self.inner.try_send(to, message)
     }
@@ -63,9 +53,6 @@ impl Transport for Traced {
             inner: self.inner.subgroup(members, name)?,
             log: self.log.clone(),
         })
-    }
-    fn control(&self) -> Arc<dyn Control> {
-        self.inner.control()
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{Model, degrees, groups};
 use quintet_collectives::transport::delay::Delay;
-use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
-use quintet_collectives::{Communicator, Local, Result, World};
+use quintet_collectives::transport::{Message, Tag, Transport, Wait};
+use quintet_collectives::{Communicator, Local, Result, World, forward_transport};
 use quintet_kernels::Cpu;
 use quintet_zero::{Gathering, ParamStore, Partition, ZeroStage};
 
@@ -28,18 +28,8 @@ struct Stamped {
 }
 
 impl Transport for Stamped {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-    fn global(&self, rank: usize) -> usize {
-        self.inner.global(rank)
-    }
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    forward_transport!(inner: group, calls);
+
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         let back = self.inner.try_send(to, message)?;
         if back.is_none() {
@@ -50,12 +40,6 @@ impl Transport for Stamped {
     fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
         self.inner.try_recv(from, tag)
     }
-    fn announce(&mut self, call: &Call) -> Result<()> {
-        self.inner.announce(call)
-    }
-    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
-        self.inner.confirmed(sequence)
-    }
     fn park(&mut self, wait: &Wait, timeout: Duration) {
         self.inner.park(wait, timeout);
     }
@@ -64,9 +48,6 @@ impl Transport for Stamped {
             inner: self.inner.subgroup(members, name)?,
             sent: self.sent.clone(),
         })
-    }
-    fn control(&self) -> Arc<dyn Control> {
-        self.inner.control()
     }
 }
 

@@ -16,15 +16,13 @@ use super::{
     line::{Comm, Failed, LOOK, Line, Shared},
 };
 use crate::{
-    DType, Element, Error, Order, ReduceOp, Result,
+    DType, Error, Order, ReduceOp, Result,
     communicator::far::RESERVED,
     plan::CollectiveShape as Shape,
     store::Store,
     transport::{
-        Call, Control, Message, Tag, Transport, Wait,
-        buffer::Buffer,
+        Transport, Wait,
         device::{Device, Job, Lane, Parcel, Said},
-        direct::Sharing,
     },
 };
 
@@ -337,57 +335,7 @@ const GLANCES: u32 = 16;
 const LONGEST: Duration = Duration::from_millis(2);
 
 impl<T: Transport> Transport for Nccl<T> {
-    fn rank(&self) -> usize {
-        self.control.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.control.world()
-    }
-
-    fn global(&self, rank: usize) -> usize {
-        self.control.global(rank)
-    }
-
-    fn name(&self) -> &str {
-        self.control.name()
-    }
-
-    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
-        self.control.try_send(to, message)
-    }
-
-    fn send_bytes(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<bool> {
-        self.control.send_bytes(to, tag, dtype, bytes)
-    }
-
-    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
-        self.control.recycle(storage)
-    }
-
-    fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>> {
-        self.control.try_recv(from, tag)
-    }
-
-    fn announce(&mut self, call: &Call) -> Result<()> {
-        self.control.announce(call)
-    }
-
-    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
-        self.control.confirmed(sequence)
-    }
-
-    fn healthy(&mut self) -> Result<()> {
-        self.control.healthy()
-    }
-
-    fn absent(&self, sequence: u64) -> Option<usize> {
-        self.control.absent(sequence)
-    }
-
-    fn direct(&mut self) -> Sharing<'_> {
-        self.control.direct()
-    }
+    crate::forward_transport!(control: group, calls, messages);
 
     fn device(&mut self) -> Option<&mut dyn Device> {
         Some(self)
@@ -411,10 +359,6 @@ impl<T: Transport> Transport for Nccl<T> {
                 "order rank: NCCL chooses how it folds {redop} of {dtype}, and may choose otherwise on other machines; ask for order any, or fold on the host"
             )
         })
-    }
-
-    fn allocate<E: Element>(&self, len: usize) -> Result<Buffer<E>> {
-        self.control.allocate(len)
     }
 
     fn park(&mut self, wait: &Wait, timeout: Duration) {
@@ -443,10 +387,6 @@ impl<T: Transport> Transport for Nccl<T> {
     fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
         let control = self.control.subgroup(members, name)?;
         Ok(Self::made(control, self.shared.clone()))
-    }
-
-    fn control(&self) -> Arc<dyn Control> {
-        self.control.control()
     }
 }
 

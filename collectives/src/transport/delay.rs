@@ -7,14 +7,14 @@
 //! Messages do not queue behind each other: the delay is latency, not bandwidth of a shared link.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::OnceLock,
     time::{Duration, Instant},
     vec::Vec,
 };
 
 use crate::{
     Result,
-    transport::{Call, Control, Message, Tag, Transport, Wait},
+    transport::{Message, Tag, Transport, Wait},
 };
 
 /// Wraps a transport; all ranks of a group must be wrapped.
@@ -57,21 +57,7 @@ impl<T: Transport> Delay<T> {
 }
 
 impl<T: Transport> Transport for Delay<T> {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-
-    fn global(&self, rank: usize) -> usize {
-        self.inner.global(rank)
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    crate::forward_transport!(inner: group, calls);
 
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         let bytes = u32::try_from(message.bytes()).unwrap_or(u32::MAX);
@@ -91,18 +77,6 @@ impl<T: Transport> Transport for Delay<T> {
         })
     }
 
-    fn announce(&mut self, call: &Call) -> Result<()> {
-        self.inner.announce(call)
-    }
-
-    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
-        self.inner.confirmed(sequence)
-    }
-
-    fn absent(&self, sequence: u64) -> Option<usize> {
-        self.inner.absent(sequence)
-    }
-
     fn park(&mut self, wait: &Wait, timeout: Duration) {
         // What is held is no longer the inner transport's to announce.
         let (mut rest, now) = (wait.clone(), now());
@@ -120,10 +94,6 @@ impl<T: Transport> Transport for Delay<T> {
     fn subgroup(&self, members: &[usize], name: &str) -> Result<Self> {
         let inner = self.inner.subgroup(members, name)?;
         Ok(Self::new(inner, self.latency, self.per_byte))
-    }
-
-    fn control(&self) -> Arc<dyn Control> {
-        self.inner.control()
     }
 }
 

@@ -9,12 +9,12 @@
 //!
 //! The same seed makes the same choices; what the threads' timing makes of them may differ.
 
-use std::{sync::Arc, time::Duration, vec::Vec};
+use std::{time::Duration, vec::Vec};
 
 use super::delay::Delay;
 use crate::{
     Result,
-    transport::{Call, Control, Message, Tag, Transport, Wait},
+    transport::{Message, Tag, Transport, Wait},
 };
 
 /// How a [`Faulty`] transport misbehaves.
@@ -121,21 +121,7 @@ impl<T: Transport> Faulty<T> {
 }
 
 impl<T: Transport> Transport for Faulty<T> {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-
-    fn global(&self, rank: usize) -> usize {
-        self.inner.global(rank)
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    crate::forward_transport!(inner: group, calls);
 
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         // Nobody waits for room that never comes: what was refused goes through the second time.
@@ -156,18 +142,6 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.try_recv(from, tag)
     }
 
-    fn announce(&mut self, call: &Call) -> Result<()> {
-        self.inner.announce(call)
-    }
-
-    fn confirmed(&mut self, sequence: u64) -> Result<bool> {
-        self.inner.confirmed(sequence)
-    }
-
-    fn absent(&self, sequence: u64) -> Option<usize> {
-        self.inner.absent(sequence)
-    }
-
     fn park(&mut self, wait: &Wait, timeout: Duration) {
         // Who was refused here is not woken by the inner transport, which has room.
         let refused = wait.send.iter().any(|peer| self.owed.contains(peer));
@@ -185,9 +159,5 @@ impl<T: Transport> Transport for Faulty<T> {
             dice: Dice::new(dice.next()),
             owed: Vec::new(),
         })
-    }
-
-    fn control(&self) -> Arc<dyn Control> {
-        self.inner.control()
     }
 }

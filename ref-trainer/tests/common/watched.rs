@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use quintet_collectives::transport::local::{Local, World};
-use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
-use quintet_collectives::{Communicator, Result};
+use quintet_collectives::transport::{Call, Message, Tag, Transport, Wait};
+use quintet_collectives::{Communicator, Result, forward_transport};
 use quintet_kernels::Cpu;
 use quintet_ref_trainer::data::Samples;
 use quintet_ref_trainer::failure::Failure;
@@ -53,21 +53,7 @@ impl Watched {
 }
 
 impl Transport for Watched {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-
-    fn global(&self, rank: usize) -> usize {
-        self.inner.global(rank)
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    forward_transport!(inner: group);
 
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         let bytes = message.bytes();
@@ -100,10 +86,6 @@ impl Transport for Watched {
             inner: self.inner.subgroup(members, name)?,
             log: self.log.clone(),
         })
-    }
-
-    fn control(&self) -> Arc<dyn Control> {
-        self.inner.control()
     }
 }
 

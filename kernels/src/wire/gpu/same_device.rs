@@ -26,11 +26,9 @@ use std::time::Duration;
 use std::vec::Vec;
 
 use quintet_collectives::plan::CollectiveShape as Shape;
-use quintet_collectives::transport::buffer::Buffer;
 use quintet_collectives::transport::device::{Device, Job, Lane, Parcel, Said};
-use quintet_collectives::transport::direct::Sharing;
-use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
-use quintet_collectives::{DType, Element, Error, Order, ReduceOp};
+use quintet_collectives::transport::{Transport, Wait};
+use quintet_collectives::{DType, Error, Order, ReduceOp};
 
 pub use board::Board;
 use board::{Group, Passing, Place, Running};
@@ -242,63 +240,7 @@ impl<L: Launch, T: Transport> Device for SameDevice<L, T> {
 }
 
 impl<L: Launch, T: Transport> Transport for SameDevice<L, T> {
-    fn rank(&self) -> usize {
-        self.control.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.control.world()
-    }
-
-    fn global(&self, rank: usize) -> usize {
-        self.control.global(rank)
-    }
-
-    fn name(&self) -> &str {
-        self.control.name()
-    }
-
-    fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>, Error> {
-        self.control.try_send(to, message)
-    }
-
-    fn send_bytes(
-        &mut self,
-        to: usize,
-        tag: Tag,
-        dtype: DType,
-        bytes: &[u8],
-    ) -> Result<bool, Error> {
-        self.control.send_bytes(to, tag, dtype, bytes)
-    }
-
-    fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
-        self.control.recycle(storage)
-    }
-
-    fn try_recv(&mut self, from: usize, tag: Tag) -> Result<Option<Message>, Error> {
-        self.control.try_recv(from, tag)
-    }
-
-    fn announce(&mut self, call: &Call) -> Result<(), Error> {
-        self.control.announce(call)
-    }
-
-    fn confirmed(&mut self, sequence: u64) -> Result<bool, Error> {
-        self.control.confirmed(sequence)
-    }
-
-    fn healthy(&mut self) -> Result<(), Error> {
-        self.control.healthy()
-    }
-
-    fn absent(&self, sequence: u64) -> Option<usize> {
-        self.control.absent(sequence)
-    }
-
-    fn direct(&mut self) -> Sharing<'_> {
-        self.control.direct()
-    }
+    quintet_collectives::forward_transport!(control: group, calls, messages);
 
     fn device(&mut self) -> Option<&mut dyn Device> {
         self.group.is_some().then_some(self as &mut dyn Device)
@@ -310,10 +252,6 @@ impl<L: Launch, T: Transport> Transport for SameDevice<L, T> {
 
     fn device_refuses(&self, shape: &Shape, dtype: DType, _: ReduceOp, _: Order) -> Option<String> {
         refused(shape, dtype, self.world())
-    }
-
-    fn allocate<E: Element>(&self, len: usize) -> Result<Buffer<E>, Error> {
-        self.control.allocate(len)
     }
 
     fn park(&mut self, wait: &Wait, timeout: Duration) {
@@ -329,10 +267,6 @@ impl<L: Launch, T: Transport> Transport for SameDevice<L, T> {
     fn subgroup(&self, members: &[usize], name: &str) -> Result<Self, Error> {
         let control = self.control.subgroup(members, name)?;
         Ok(Self::new(control, self.device.clone()))
-    }
-
-    fn control(&self) -> Arc<dyn Control> {
-        self.control.control()
     }
 }
 
