@@ -17,6 +17,10 @@ use std::{
     vec::Vec,
 };
 
+mod buffers;
+
+pub use buffers::{Buffers, Memory, Slices};
+
 use crate::{
     Communicator, DType, Error, ReduceOp, Result, Transport,
     cost::{Constants, Curve, Piece},
@@ -50,8 +54,8 @@ pub struct Row {
     pub in_place: Option<Timing>,
     /// The plan that was performed.
     pub algorithm: String,
-    /// Its time by the communicator's model.
-    pub predicted: Duration,
+    /// Its time by the communicator's model, where that has chosen it.
+    pub predicted: Option<Duration>,
 }
 
 /// What came out for one form of a call.
@@ -96,7 +100,7 @@ pub fn busbw(op: Operation, bytes: usize, world: usize, time: Duration) -> f64 {
 }
 
 impl Bench {
-    /// Measures calls of about `bytes`; every rank calls it alike and gets the same row.
+    /// Measures calls of about `bytes` on slices; every rank calls it alike and gets the same row.
     ///
     /// # Errors
     /// [`Error::Layout`] for an operation that is not one of [`OPERATIONS`]; else those of the operation.
@@ -105,6 +109,19 @@ impl Bench {
         comm: &Communicator<T>,
         bytes: usize,
     ) -> Result<Row> {
+        self.measure_in(comm, bytes, &mut Slices)
+    }
+
+    /// The same of calls on elements that lie elsewhere.
+    ///
+    /// # Errors
+    /// Those of [`Bench::measure`] and of the memory.
+    pub fn measure_in<T: Transport + Send + 'static>(
+        &self,
+        comm: &Communicator<T>,
+        bytes: usize,
+        memory: &mut dyn Memory<T>,
+    ) -> Result<Row> {
         let world = comm.world();
         let part = match self.op {
             Operation::AllReduce | Operation::Broadcast | Operation::Reduce => bytes / 4,
@@ -112,17 +129,26 @@ impl Bench {
         };
         let shape = self.shape(part, world)?;
         let len = shape.len(world);
-        let explained = comm
-            .model()
-            .explain(&shape, world, DType::F32, comm.order())?;
-        let (algorithm, predicted) = match explained.chosen() {
-            Some((spec, seconds)) => (spec.algorithm.to_string(), seconds),
-            None => (String::from("-"), 0.0),
+        let (algorithm, predicted) = match memory.chooses() {
+            Some(library) => (String::from(library), None),
+            None => {
+                let explained = comm
+                    .model()
+                    .explain(&shape, world, DType::F32, comm.order())?;
+                match explained.chosen() {
+                    Some((spec, seconds)) => (spec.algorithm.to_string(), Some(seconds)),
+                    None => (String::from("-"), None),
+                }
+            }
         };
-        let apart = self.form(comm, &mut Apart::new(self.op, comm, part))?;
+        let mut form = |in_place| {
+            let mut buffers = Buffers::new(&shape, world, comm.rank(), in_place);
+            self.form(comm, &mut buffers, memory)
+        };
+        let apart = form(false)?;
         let in_place = match self.op {
             Operation::AllReduce | Operation::ReduceScatter | Operation::AllGather => {
-                Some(self.form(comm, &mut InPlace::new(self.op, comm, part))?)
+                Some(form(true)?)
             }
             _ => None,
         };
@@ -132,7 +158,7 @@ impl Bench {
             apart,
             in_place,
             algorithm,
-            predicted: Duration::from_secs_f64(predicted.clamp(0.0, 1e6)),
+            predicted: predicted.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e6))),
         })
     }
 
@@ -156,13 +182,15 @@ impl Bench {
     fn form<T: Transport + Send + 'static>(
         &self,
         comm: &Communicator<T>,
-        form: &mut dyn Form<T>,
+        buffers: &mut Buffers,
+        memory: &mut dyn Memory<T>,
     ) -> Result<Timing> {
         let mut wrong = None;
+        memory.write(buffers)?;
         if self.check {
-            form.fill(comm);
-            form.call(comm)?;
-            let mut count = [form.wrong(comm) as i64];
+            memory.call(comm, buffers)?;
+            memory.read(buffers)?;
+            let mut count = [buffers.wrong() as i64];
             comm.all_reduce(&mut count, ReduceOp::Sum)?;
             wrong = Some(count[0] as u64);
         }
@@ -170,7 +198,7 @@ impl Bench {
         for turn in 0..self.warmup + self.iters.max(1) {
             comm.barrier()?;
             let start = Instant::now();
-            form.call(comm)?;
+            memory.call(comm, buffers)?;
             if turn >= self.warmup {
                 times.push(start.elapsed().as_secs_f64());
             }
@@ -181,199 +209,6 @@ impl Bench {
         comm.all_reduce(&mut both, ReduceOp::Max)?;
         let [p50, p99] = both.map(Duration::from_secs_f64);
         Ok(Timing { p50, p99, wrong })
-    }
-}
-
-/// A call with its buffers.
-trait Form<T> {
-    fn fill(&mut self, comm: &Communicator<T>)
-    where
-        T: Transport + Send + 'static;
-    fn call(&mut self, comm: &Communicator<T>) -> Result<()>
-    where
-        T: Transport + Send + 'static;
-    /// Elements that differ after one call on what [`Form::fill`] wrote.
-    fn wrong(&self, comm: &Communicator<T>) -> usize
-    where
-        T: Transport + Send + 'static;
-}
-
-/// A value that tells rank and place, and whose sums over ranks are exact.
-fn value(rank: usize, i: usize) -> f32 {
-    ((rank * 31 + i * 7) % 127) as f32 - 63.0
-}
-
-/// The element that `rank` must hold at `i` of its output.
-fn expected(op: Operation, world: usize, part: usize, rank: usize, i: usize) -> f32 {
-    let sum = |i: usize| (0..world).map(|r| value(r, i)).sum();
-    match op {
-        Operation::AllReduce | Operation::Reduce => sum(i),
-        Operation::ReduceScatter => sum(rank * part + i),
-        Operation::AllGather | Operation::Gather => value(i / part.max(1), i % part.max(1)),
-        Operation::Scatter => value(0, rank * part + i),
-        Operation::AllToAll => value(i / part.max(1), rank * part + i % part.max(1)),
-        _ => value(0, i),
-    }
-}
-
-/// Input and output are two buffers, or for broadcast and reduce the one that these have.
-struct Apart {
-    op: Operation,
-    part: usize,
-    input: Vec<f32>,
-    output: Vec<f32>,
-}
-
-impl Apart {
-    fn new<T: Transport + Send + 'static>(
-        op: Operation,
-        comm: &Communicator<T>,
-        part: usize,
-    ) -> Self {
-        let (world, root) = (comm.world(), comm.rank() == 0);
-        let at_root = |len: usize| if root { len } else { 0 };
-        let whole = part * world;
-        let (input, output) = match op {
-            Operation::ReduceScatter => (whole, part),
-            Operation::AllGather => (part, whole),
-            Operation::Gather => (part, at_root(whole)),
-            Operation::Scatter => (at_root(whole), part),
-            Operation::AllToAll => (whole, whole),
-            _ => (part, part),
-        };
-        let mut form = Self {
-            op,
-            part,
-            input: vec![0.0; input],
-            output: vec![0.0; output],
-        };
-        Form::fill(&mut form, comm);
-        form
-    }
-}
-
-impl<T> Form<T> for Apart {
-    fn fill(&mut self, comm: &Communicator<T>)
-    where
-        T: Transport + Send + 'static,
-    {
-        let rank = comm.rank();
-        let each = |x: &mut [f32]| {
-            for (i, x) in x.iter_mut().enumerate() {
-                *x = value(rank, i);
-            }
-        };
-        each(&mut self.input);
-        // These two work on one buffer, which is written again by every call.
-        if matches!(self.op, Operation::Broadcast | Operation::Reduce) {
-            each(&mut self.output);
-        }
-    }
-
-    fn call(&mut self, comm: &Communicator<T>) -> Result<()>
-    where
-        T: Transport + Send + 'static,
-    {
-        let (input, output) = (&self.input, &mut self.output[..]);
-        match self.op {
-            Operation::AllReduce => comm.all_reduce_into(input, output, ReduceOp::Sum),
-            Operation::ReduceScatter => comm.reduce_scatter(input, output, ReduceOp::Sum),
-            Operation::AllGather => comm.all_gather(input, output),
-            Operation::Gather => comm.gather(input, output, 0),
-            Operation::Scatter => comm.scatter(input, output, 0),
-            Operation::AllToAll => comm.all_to_all(input, output),
-            Operation::Reduce => comm.reduce(output, ReduceOp::Sum, 0),
-            _ => comm.broadcast(output, 0),
-        }
-    }
-
-    fn wrong(&self, comm: &Communicator<T>) -> usize
-    where
-        T: Transport + Send + 'static,
-    {
-        let (world, rank) = (comm.world(), comm.rank());
-        if self.op == Operation::Reduce && rank != 0 {
-            return 0;
-        }
-        let differs = |(i, x): (usize, &f32)| *x != expected(self.op, world, self.part, rank, i);
-        self.output
-            .iter()
-            .enumerate()
-            .filter(|&(i, x)| differs((i, x)))
-            .count()
-    }
-}
-
-/// One buffer.
-struct InPlace {
-    op: Operation,
-    part: usize,
-    counts: Vec<usize>,
-    buffer: Vec<f32>,
-}
-
-impl InPlace {
-    fn new<T: Transport + Send + 'static>(
-        op: Operation,
-        comm: &Communicator<T>,
-        part: usize,
-    ) -> Self {
-        let world = comm.world();
-        let len = if op == Operation::AllReduce {
-            part
-        } else {
-            part * world
-        };
-        Self {
-            op,
-            part,
-            counts: vec![part; world],
-            buffer: vec![0.0; len],
-        }
-    }
-}
-
-impl<T> Form<T> for InPlace {
-    fn fill(&mut self, comm: &Communicator<T>)
-    where
-        T: Transport + Send + 'static,
-    {
-        let rank = comm.rank();
-        let from = if self.op == Operation::AllGather {
-            rank * self.part
-        } else {
-            0
-        };
-        for (i, x) in self.buffer.iter_mut().enumerate() {
-            *x = i.checked_sub(from).map_or(0.0, |i| value(rank, i));
-        }
-    }
-
-    fn call(&mut self, comm: &Communicator<T>) -> Result<()>
-    where
-        T: Transport + Send + 'static,
-    {
-        let buffer = &mut self.buffer[..];
-        match self.op {
-            Operation::AllReduce => comm.all_reduce(buffer, ReduceOp::Sum),
-            Operation::AllGather => comm.all_gather_in_place(buffer, &self.counts),
-            _ => comm.reduce_scatter_in_place(buffer, &self.counts, ReduceOp::Sum),
-        }
-    }
-
-    fn wrong(&self, comm: &Communicator<T>) -> usize
-    where
-        T: Transport + Send + 'static,
-    {
-        let (world, rank, part) = (comm.world(), comm.rank(), self.part);
-        let own = match self.op {
-            Operation::ReduceScatter => rank * part..(rank + 1) * part,
-            _ => 0..self.buffer.len(),
-        };
-        let shown = self.buffer[own].iter().enumerate();
-        shown
-            .filter(|(i, x)| **x != expected(self.op, world, part, rank, *i))
-            .count()
     }
 }
 
@@ -542,11 +377,13 @@ mod tests {
     #[test]
     fn a_wrong_element_is_counted() {
         World::run(2, |comm| {
-            let mut form = Apart::new(Operation::AllReduce, &comm, 10);
-            Form::call(&mut form, &comm)?;
-            assert_eq!(Form::wrong(&form, &comm), 0);
-            form.output[3] += 1.0;
-            assert_eq!(Form::wrong(&form, &comm), 1);
+            let shape = CollectiveShape::AllReduce { len: 10 };
+            let mut buffers = Buffers::new(&shape, 2, comm.rank(), false);
+            assert_eq!(buffers.wrong(), 10);
+            Slices.call(&comm, &mut buffers)?;
+            assert_eq!(buffers.wrong(), 0);
+            buffers.elements_mut()[13] += 1.0;
+            assert_eq!(buffers.wrong(), 1);
             Ok(())
         })
         .unwrap();

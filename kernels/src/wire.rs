@@ -12,7 +12,7 @@ mod cpu;
 mod gpu;
 
 #[cfg(feature = "gpu")]
-pub use gpu::{Board, RANKS, SameDevice, explain};
+pub use gpu::{Board, RANKS, SameDevice, collective, explain};
 use quintet_collectives::{Element, Error as WireError, ReduceOp};
 
 use crate::{Backend, Data, Float, Queue};

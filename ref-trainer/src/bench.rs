@@ -4,13 +4,14 @@
 //! quintet bench all_reduce --ranks 4                      threads of this process
 //! quintet bench all_reduce --ranks 4 --transport shm      processes, which this one starts
 //! mpirun -n 4 quintet bench all_reduce --transport tcp    processes that somebody started
+//! mpirun -n 4 quintet bench all_reduce --transport nccl   the same, on the memory of a device each
 //! quintet bench kernels                                   times for `quintet plan --times`
 //! ```
 
 use std::io::Write;
 use std::path::PathBuf;
 
-use quintet_collectives::bench::{Bench, Row, Timing, algbw, busbw, calibrate};
+use quintet_collectives::bench::{Bench, Memory, Row, Slices, Timing, algbw, busbw, calibrate};
 use quintet_collectives::cost::{Constants, Model, write};
 use quintet_collectives::plan::Operation;
 use quintet_collectives::process::from_env_with;
@@ -20,9 +21,11 @@ use serde_json::json;
 use crate::choice::saved;
 use crate::cli::print;
 use crate::failure::{Exit, Failure};
-use crate::job::{Dtype, Ranks};
+use crate::job::{DeviceKind, Dtype, Ranks};
 use crate::launch::again;
 
+#[cfg(feature = "nccl")]
+mod device;
 mod kernels;
 
 /// What `quintet bench` is asked for.
@@ -32,8 +35,10 @@ pub struct BenchJob {
     pub bench: Bench,
     /// What the ranks are, and what they speak over.
     pub transport: Ranks,
-    /// Ranks, where this program starts them.
+    /// Ranks; where this program starts them, so many.
     pub ranks: usize,
+    /// Whose memory the elements lie in; of a device NCCL performs the calls.
+    pub device: DeviceKind,
     /// The least and the most bytes, and what they grow by.
     pub sizes: (usize, usize, usize),
     /// The fold order.
@@ -64,31 +69,45 @@ pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
     if let Some((dtype, threads)) = job.kernels {
         return kernels::kernels(dtype, threads);
     }
+    #[cfg(feature = "nccl")]
+    if job.device != DeviceKind::Cpu {
+        return device::bench(job);
+    }
     match job.transport {
         Ranks::Processes(over) if job.launched => {
-            from_env_with(|options| options.kind = over.kind())?.run(|comm| perform(job, comm))
+            from_env_with(|options| options.kind = over.kind())?
+                .run(|comm| Ok(exit(perform(job, comm.with_order(job.order), &mut Slices)?)))
         }
         Ranks::Processes(_) => again(job.ranks),
         Ranks::Threads => {
-            let exits = World::new(job.ranks)?.go(|comm| perform(job, comm))?;
-            Ok(exits.into_iter().next().unwrap_or(Exit::Fine))
+            let wrong = World::new(job.ranks)?
+                .go(|comm| perform(job, comm.with_order(job.order), &mut Slices))?;
+            Ok(exit(wrong.first().copied().unwrap_or(0)))
         }
     }
 }
 
-/// A rank's part; rank 0 prints.
+/// How it ends where so many elements were wrong.
+fn exit(wrong: u64) -> Exit {
+    match wrong {
+        0 => Exit::Fine,
+        _ => Exit::Mismatch,
+    }
+}
+
+/// A rank's part; rank 0 prints. How many elements were wrong, on all ranks.
 fn perform<T: Transport + Send + 'static>(
     job: &BenchJob,
     comm: Communicator<T>,
-) -> Result<Exit, Failure> {
-    let model = model(job)?;
-    let comm = comm.with_order(job.order).with_model(model);
+    memory: &mut dyn Memory<T>,
+) -> Result<u64, Failure> {
+    let comm = comm.with_model(model(job)?);
     if job.calibrate {
         let found = calibrate(&comm, PATIENCE)?;
         if comm.rank() == 0 {
             keep(job, found)?;
         }
-        return Ok(Exit::Fine);
+        return Ok(0);
     }
     let say = |text: String| {
         if comm.rank() == 0 {
@@ -103,7 +122,7 @@ fn perform<T: Transport + Send + 'static>(
     let (mut bytes, most, factor) = job.sizes;
     let mut wrong = 0;
     loop {
-        let row = job.bench.measure(&comm, bytes)?;
+        let row = job.bench.measure_in(&comm, bytes, memory)?;
         let forms = [Some(row.apart), row.in_place];
         wrong += forms.iter().flatten().filter_map(|t| t.wrong).sum::<u64>();
         say(if job.json {
@@ -116,11 +135,15 @@ fn perform<T: Transport + Send + 'static>(
             _ => break,
         }
     }
-    Ok(if wrong == 0 {
-        Exit::Fine
-    } else {
-        Exit::Mismatch
-    })
+    Ok(wrong)
+}
+
+/// What performs the calls.
+fn carrier(job: &BenchJob) -> &'static str {
+    match job.device {
+        DeviceKind::Cpu => job.transport.transport(),
+        DeviceKind::Emulated | DeviceKind::Cuda => "nccl",
+    }
 }
 
 /// The model that chooses: saved constants where there are some for this transport.
@@ -174,7 +197,7 @@ fn head(job: &BenchJob, world: usize) -> String {
         "# {} over {}, {world} ranks, order {}; size in bytes, time in us (p50, then p99), bandwidth in GB/s\n\
          #{:>11} {:>11} {:>5} {:>5} {:>9} {:>9} {:>7} {:>7} {:>6} | {:>9} {:>9} {:>7} {:>7} {:>6} | {:>9}  {}\n",
         job.bench.op,
-        job.transport.transport(),
+        carrier(job),
         job.order,
         "size",
         "count",
@@ -211,13 +234,14 @@ fn line(job: &BenchJob, world: usize, row: &Row) -> String {
         ),
     };
     format!(
-        " {:>11} {:>11} {:>5} {redop:>5} {} | {} | {:>9.2}  {}\n",
+        " {:>11} {:>11} {:>5} {redop:>5} {} | {} | {:>9}  {}\n",
         row.bytes,
         row.len,
         "f32",
         form(Some(row.apart)),
         form(row.in_place),
-        us(row.predicted),
+        row.predicted
+            .map_or_else(|| "-".into(), |t| format!("{:.2}", us(t))),
         row.algorithm,
     )
 }
@@ -228,7 +252,7 @@ fn objects(job: &BenchJob, world: usize, row: &Row) -> String {
     let object = |timing: Timing, in_place: bool| {
         let object = json!({
             "op": job.bench.op.name(),
-            "transport": job.transport.transport(),
+            "transport": carrier(job),
             "ranks": world,
             "bytes": row.bytes,
             "in_place": in_place,
@@ -236,7 +260,7 @@ fn objects(job: &BenchJob, world: usize, row: &Row) -> String {
             "p99_us": us(timing.p99),
             "algbw_GBps": algbw(row.bytes, timing.p50),
             "busbw_GBps": busbw(job.bench.op, row.bytes, world, timing.p50),
-            "predicted_us": us(row.predicted),
+            "predicted_us": row.predicted.map(us),
             "algorithm": row.algorithm,
             "wrong": timing.wrong,
         });

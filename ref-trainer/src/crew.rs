@@ -7,7 +7,10 @@
 //!                +-- first of all they compare what they were started with, and see who is where (`seats.rs`)
 //! ```
 
+mod end;
 mod seats;
+
+pub use end::End;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -35,10 +38,7 @@ pub trait Work: Sync {
     ///
     /// # Errors
     /// What ends the run.
-    fn rank<T: Transport + Send + 'static>(
-        &self,
-        comm: Communicator<T>,
-    ) -> Result<Self::Left, Failure>;
+    fn rank(&self, comm: Communicator<End>) -> Result<Self::Left, Failure>;
 }
 
 /// The ranks of a run, as far as they are in this process.
@@ -135,10 +135,14 @@ impl Crew {
             } else {
                 World::new(self.world)?
             };
-            let all = threads.go(|comm| work.rank(comm.with_model(Arc::clone(&self.choice))))?;
+            let all = threads.go(|comm| {
+                let comm = comm.over("world", End::Thread)?;
+                work.rank(comm.with_model(Arc::clone(&self.choice)))
+            })?;
             return Ok(Some(all));
         };
-        let comm = process.communicator()?.with_model(Arc::clone(&self.choice));
+        let end = End::Process(process.seat().endpoint()?);
+        let comm = Communicator::new(end).with_model(Arc::clone(&self.choice));
         let results = comm.subgroup(&comm.group().clone(), "results")?;
         let mine = work.rank(comm)?;
         let told = serde_json::to_vec(&mine)

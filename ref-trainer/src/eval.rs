@@ -3,12 +3,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use quintet_collectives::{Axis, Communicator, DeviceMesh, Transport};
+use quintet_collectives::{Axis, Communicator, DeviceMesh};
 use quintet_kernels::{Cpu, Scalar, bf16};
 use serde::Serialize;
 
 use crate::cli::Weights;
-use crate::crew::{Crew, Work};
+use crate::crew::{Crew, End, Work};
 use crate::data::{Corpus, Part, Sample};
 use crate::failure::Failure;
 use crate::job::{Dtype, Job};
@@ -129,10 +129,7 @@ impl<E: Scalar> Work for Evaluating<'_, E> {
     /// Sum of losses and tokens, the same on all ranks; rank 0's is not told.
     type Left = (f64, f64);
 
-    fn rank<T: Transport + Send + 'static>(
-        &self,
-        comm: Communicator<T>,
-    ) -> Result<(f64, f64), Failure> {
+    fn rank(&self, comm: Communicator<End>) -> Result<(f64, f64), Failure> {
         let job = self.job;
         let device = Cpu::new(job.threads_per_rank);
         let mut rank = Rank::<_, _, E>::new(job, device, comm, Begin::Init)?;

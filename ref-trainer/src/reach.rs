@@ -1,5 +1,5 @@
 //! What lies on a device travels through the host, or, where the job says so, by NCCL from where it lies. What is not in
-//! every build: NCCL, MPI.
+//! every build: NCCL, MPI, the emulator.
 
 #[cfg(feature = "nccl")]
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::job::Job;
 ///
 /// # Errors
 /// Exit 2.
-pub fn built(job: &Job) -> Result<(), Failure> {
-    if job.nccl && !cfg!(feature = "nccl") {
-        return Err(Failure::usage(
-            "this quintet was built without NCCL; cargo build --release -p quintet-ref-trainer --features nccl builds one with it (it needs neither CUDA nor NCCL for that)",
-        ));
+pub fn built() -> Result<(), Failure> {
+    if cfg!(feature = "nccl") {
+        return Ok(());
     }
-    Ok(())
+    Err(Failure::usage(
+        "this quintet was built without NCCL; cargo build --release -p quintet-ref-trainer --features nccl builds one with it (it needs neither CUDA nor NCCL for that)",
+    ))
 }
 
 /// Refuses MPI in a build without it.
@@ -38,6 +38,14 @@ pub fn built_with_mpi() -> Result<(), Failure> {
     Err(Failure::usage(
         "--transport mpi is not in this quintet, which was built without MPI; cargo build --release -p quintet-ref-trainer --features mpi builds one with it (it needs an MPI with its mpicc, and libclang); others use auto, local, shm, unix or tcp",
     ))
+}
+
+/// Refuses the emulator in a build without it.
+#[cfg(not(feature = "emulated"))]
+pub(crate) fn no_emulator() -> Failure {
+    Failure::usage(
+        "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",
+    )
 }
 
 /// The library, where it works on the memory that the job's device computes with: the host's, or a GPU's.
@@ -74,8 +82,8 @@ pub fn gpus_may_be_shared(job: &Job) -> Result<bool, Failure> {
 /// # Errors
 /// Exit 2.
 #[cfg(not(feature = "nccl"))]
-pub fn gpus_may_be_shared(job: &Job) -> Result<bool, Failure> {
-    built(job).map(|()| true)
+pub fn gpus_may_be_shared(_: &Job) -> Result<bool, Failure> {
+    built().map(|()| true)
 }
 
 /// The communicator of the same ranks by which collectives are performed where the device's memory lies. Nothing

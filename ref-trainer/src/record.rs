@@ -14,7 +14,7 @@ use quintet_planner::traffic::tokens_of;
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Tensors;
-use crate::crew::{Crew, Work};
+use crate::crew::{Crew, End, Work};
 use crate::data::Samples;
 use crate::failure::Failure;
 use crate::job::{DeviceKind, Dtype, Job};
@@ -185,26 +185,14 @@ impl<'a, E: Scalar> Recording<'a, E> {
 impl<E: Scalar> Work for Recording<'_, E> {
     type Left = Part;
 
-    fn rank<T: Transport + Send + 'static>(&self, comm: Communicator<T>) -> Result<Part, Failure> {
+    fn rank(&self, comm: Communicator<End>) -> Result<Part, Failure> {
         match self.job.device {
             DeviceKind::Cpu => self.on(Cpu::new(self.job.threads_per_rank), comm),
             #[cfg(feature = "emulated")]
             DeviceKind::Emulated => {
-                use quintet_kernels::emulated::Emulated;
-                use quintet_kernels::launch::{Arch, Libraries};
-                // Its choices follow the job's seed, and who asks first.
-                let open = |_| Ok(Emulated::new(Arch(80), self.job.seed));
                 let all_here = self.all_here.then_some(self.job);
-                let (device, shared) = self.emulated.of_rank(
-                    comm.rank(),
-                    all_here,
-                    || Ok(1),
-                    open,
-                    |device, _| {
-                        let streams = [device.fresh_stream(), device.fresh_stream()];
-                        (device.clone(), streams)
-                    },
-                )?;
+                let seed = self.job.seed;
+                let (device, shared) = self.emulated.emulated(comm.rank(), all_here, seed)?;
                 #[cfg(feature = "nccl")]
                 if self.job.nccl {
                     return self.on(device, crate::reach::over_nccl(&comm, self.job.device)?);
@@ -224,9 +212,7 @@ impl<E: Scalar> Work for Recording<'_, E> {
             #[cfg(not(feature = "cuda"))]
             DeviceKind::Cuda => Err(crate::precompile::no_cuda()),
             #[cfg(not(feature = "emulated"))]
-            DeviceKind::Emulated => Err(Failure::usage(
-                "this quintet was built without the emulator; cargo build --release -p quintet-ref-trainer --features emulated builds one with it (it needs a C++ compiler)",
-            )),
+            DeviceKind::Emulated => Err(crate::reach::no_emulator()),
         }
     }
 }

@@ -59,6 +59,41 @@ impl<L: Launch> Devices<L> {
     }
 }
 
+#[cfg(feature = "emulated")]
+impl Devices<quintet_kernels::emulated::Emulated> {
+    /// The emulated device, which all ranks here share, for the one with this number. Its choices follow the seed of whoever
+    /// asks first.
+    ///
+    /// # Errors
+    /// Those of [`Devices::of_rank`].
+    pub(crate) fn emulated(
+        &self,
+        number: usize,
+        all_here: Option<&Job>,
+        seed: u64,
+    ) -> Result<
+        (
+            Gpu<quintet_kernels::emulated::Emulated>,
+            Option<Shared<quintet_kernels::emulated::Emulated>>,
+        ),
+        Failure,
+    > {
+        use quintet_kernels::emulated::Emulated;
+        use quintet_kernels::launch::{Arch, Libraries};
+        let open = |_| Ok(Emulated::new(Arch(80), seed));
+        self.of_rank(
+            number,
+            all_here,
+            || Ok(1),
+            open,
+            |device, _| {
+                let streams = [device.fresh_stream(), device.fresh_stream()];
+                (device.clone(), streams)
+            },
+        )
+    }
+}
+
 /// The communicator of the same ranks by which collectives are performed on the device that they share,
 /// or, where there is none, through the host. Nothing is sent.
 ///

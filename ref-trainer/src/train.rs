@@ -12,7 +12,7 @@ use quintet_collectives::{Communicator, ReduceOp, Transport, recorder};
 use quintet_kernels::{Collectives, Cpu, Scalar, Tag, bf16};
 use serde::{Deserialize, Serialize};
 
-use crate::crew::{Crew, Work};
+use crate::crew::{Crew, End, Work};
 use crate::data::{Corpus, Part, Samples};
 use crate::eval::share;
 use crate::failure::{Exit, Failure};
@@ -230,7 +230,7 @@ impl<E: Scalar> Training<'_, E> {
 impl<E: Scalar> Work for Training<'_, E> {
     type Left = Left;
 
-    fn rank<T: Transport + Send + 'static>(&self, comm: Communicator<T>) -> Result<Left, Failure> {
+    fn rank(&self, comm: Communicator<End>) -> Result<Left, Failure> {
         let mut news = None;
         if comm.rank() == 0 {
             news = self.sender.lock().ok().and_then(|mut s| s.take());

@@ -40,6 +40,38 @@ fn a_layout_over_nccl_is_what_one_device_computes() {
     }
 }
 
+#[test]
+fn every_operation_of_bench_is_right_where_its_elements_lie() {
+    let ops = "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all";
+    for op in ops.split(' ') {
+        let line = "--transport nccl --device emulated --ranks 3 -b 0 -e 64 -f 8 -n 2 -w 1 --json";
+        let output = quintet(&format!("bench {op} {line}"), stand_in(), "");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{op}: {said}");
+        let rows = String::from_utf8(output.stdout).unwrap();
+        let rows: Vec<Value> = rows
+            .lines()
+            .map(|row| serde_json::from_str(row).unwrap())
+            .collect();
+        assert!(rows.len() >= 3, "{rows:?}");
+        for row in rows {
+            assert_eq!(
+                (&row["op"], &row["transport"]),
+                (&op.into(), &"nccl".into())
+            );
+            assert_eq!(
+                (&row["wrong"], &row["algorithm"]),
+                (&0.into(), &"nccl".into()),
+                "{row}"
+            );
+            assert!(
+                row["us"].as_f64() > Some(0.0) && row["predicted_us"].is_null(),
+                "{row}"
+            );
+        }
+    }
+}
+
 /// Exit code and the one sentence.
 fn refused(library: PathBuf, told: &str) -> (i32, String) {
     let output = quintet(&format!("{PROOF} --dp 2"), library, told);

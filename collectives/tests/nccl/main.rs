@@ -8,6 +8,7 @@ mod common;
 mod failures;
 mod lifetime;
 mod loading;
+mod measured;
 mod messages;
 mod operations;
 #[path = "../common/nccl.rs"]

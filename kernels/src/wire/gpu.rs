@@ -23,6 +23,7 @@ use std::vec::Vec;
 use quintet_collectives::plan::CollectiveShape as Shape;
 use quintet_collectives::{Communicator, Error, Pending as Started, ReduceOp, Transport};
 
+pub use near::collective;
 pub use same_device::{Board, RANKS, SameDevice, explain};
 
 use super::{Collectives, Pending, Wire};

@@ -8,11 +8,11 @@ use quintet_collectives::bench::{Bench, OPERATIONS};
 use quintet_collectives::plan::Operation;
 
 use super::apply::Told;
-use super::words::{DtypeWord, ReductionOrder, Transport};
-use super::{ranks, refuse};
+use super::ranks;
+use super::words::{Device, DtypeWord, ReductionOrder, Transport};
 use crate::bench::{BenchJob, operation};
 use crate::failure::Failure;
-use crate::job::{Dtype, Ranks};
+use crate::job::{DeviceKind, Dtype, Ranks};
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
@@ -23,9 +23,13 @@ pub(super) struct BenchArgs {
     /// Ranks to start; under a launcher they are its
     #[arg(long, value_name = "N", default_value = "2")]
     ranks: std::num::NonZeroUsize,
-    /// Threads over local, processes over the others [default: local; auto under a launcher]
+    /// Threads over local, processes over the others; nccl on the memory of a device each, by threads or under a launcher
+    /// [default: local; auto under a launcher]
     #[arg(long, value_enum)]
     transport: Option<Transport>,
+    /// With --transport nccl: whose memory [default: cuda]
+    #[arg(long, value_enum)]
+    device: Option<Device>,
     /// The least bytes, as in 8, 64k or 4M
     #[arg(short = 'b', long, value_name = "BYTES", default_value = "8", value_parser = bytes)]
     minbytes: usize,
@@ -90,10 +94,7 @@ impl BenchArgs {
                 ))
             })?,
         };
-        if self.transport == Some(Transport::Nccl) {
-            let instead = "bench measures what hosts carry; use local, shm, unix or tcp";
-            refuse::unbuilt("transport", "nccl", instead)?;
-        }
+        let device = self.device()?;
         let transport = ranks::ranks((None, self.transport), told, Ranks::Threads)?;
         if self.minbytes > self.maxbytes {
             return Err(Failure::usage(format!(
@@ -103,6 +104,7 @@ impl BenchArgs {
         }
         let order = match self.reduction_order {
             Some(ReductionOrder::Any) => Order::Any,
+            None if device != DeviceKind::Cpu => Order::Any,
             _ => Order::Rank,
         };
         let iters = usize::try_from(self.iters).unwrap_or(usize::MAX);
@@ -115,7 +117,8 @@ impl BenchArgs {
                 check: self.check,
             },
             transport,
-            ranks: self.ranks.get(),
+            ranks: told.launched.map_or(self.ranks.get(), |place| place.world),
+            device,
             sizes: (self.minbytes, self.maxbytes, factor),
             order,
             overrides: self.overrides,
@@ -129,6 +132,31 @@ impl BenchArgs {
 }
 
 impl BenchArgs {
+    /// Whose memory the elements lie in.
+    fn device(&self) -> Result<DeviceKind, Failure> {
+        if self.transport != Some(Transport::Nccl) {
+            return match self.device {
+                None => Ok(DeviceKind::Cpu),
+                Some(_) => Err(Failure::usage(
+                    "--device is for --transport nccl; other transports are measured on the memory of hosts",
+                )),
+            };
+        }
+        let device = self.device.map_or(DeviceKind::Cuda, Into::into);
+        ranks::carries(device, self.reduction_order)?;
+        if self.calibrate || !self.overrides.is_empty() || self.constants.is_some() {
+            return Err(Failure::usage(
+                "--calibrate, --constants and --override are of plans, and NCCL has its own; leave them out, or use another transport",
+            ));
+        }
+        if self.op.as_deref() == Some(KERNELS) {
+            return Err(Failure::usage(
+                "kernels are timed on the CPU, by one process; leave out --transport nccl",
+            ));
+        }
+        Ok(device)
+    }
+
     /// Whether kernels are to be timed, in which type and on how many threads.
     fn kernels(&self) -> Result<Option<(Dtype, usize)>, Failure> {
         if self.op.as_deref() != Some(KERNELS) {

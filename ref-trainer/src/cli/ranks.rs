@@ -126,10 +126,20 @@ pub(super) fn nccl(
     if !job.nccl {
         return Ok(());
     }
-    reach::built(job)?;
-    if job.device == DeviceKind::Cpu {
+    carries(job.device, order)?;
+    job.layout.any_order = true;
+    Ok(())
+}
+
+/// Whether NCCL can carry what is on this device, and fold it in this order.
+///
+/// # Errors
+/// Exit 2 where it cannot.
+pub(super) fn carries(device: DeviceKind, order: Option<ReductionOrder>) -> Result<(), Failure> {
+    reach::built()?;
+    if device == DeviceKind::Cpu {
         return Err(Failure::usage(
-            "--transport nccl moves what lies on a device, and --device cpu is none; use --device emulated (verify), or --transport auto",
+            "--transport nccl moves what lies on a device, and --device cpu is none; use --device emulated (verify, bench), or --transport auto",
         ));
     }
     if order == Some(ReductionOrder::Rank) {
@@ -137,7 +147,6 @@ pub(super) fn nccl(
             "--transport nccl folds in an order that NCCL chooses, and --reduction-order rank asks for another; leave it out, or use --transport auto",
         ));
     }
-    job.layout.any_order = true;
     Ok(())
 }
 

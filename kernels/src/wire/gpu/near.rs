@@ -150,11 +150,38 @@ pub(super) fn perform<L: Launch, W: Transport + Send + 'static, T: Wire>(
     input: GpuRef<'_, L, T>,
     output: &GpuMut<'_, L, T>,
 ) -> Result<(), Error> {
-    let gpu = input.gpu();
-    let stream = gpu.stream_of(Queue::Compute);
     // SAFETY: the views are borrowed until the call returns, and then it is over.
     let spans = [input, Gpu::as_ref(output)]
         .map(|view| unsafe { Span::new::<T>(view.ptr(), Gpu::len(view)) });
+    on_compute(comm, (shape, op), spans, input)?.filled(output)
+}
+
+/// Performs any collective where the elements lie: of `buf` the ranges `goes` and `comes` are the input and the output,
+/// apart or in place as in [`Communicator::on_device`]. A root's alone count where only it reads or writes.
+///
+/// # Errors
+/// Those of [`Communicator::on_device`]; [`Error::Layout`] where the transport reaches no device.
+pub fn collective<L: Launch, W: Transport + Send + 'static, T: Wire>(
+    comm: &Communicator<W>,
+    (shape, op): (Shape, ReduceOp),
+    buf: &mut GpuBuf<L, T>,
+    [goes, comes]: [Range<usize>; 2],
+) -> Result<(), Error> {
+    let spans = [part(buf, &goes), part(buf, &comes)];
+    let input = Gpu::slice(Gpu::whole(buf), goes);
+    let lane = on_compute(comm, (shape, op), spans, input)?;
+    lane.filled(&slice_mut::<Gpu<L>, T>(Gpu::whole_mut(buf), comes))
+}
+
+/// Performs a collective after what compute has had put on its stream so far.
+fn on_compute<L: Launch, W: Transport + Send + 'static, T: Wire>(
+    comm: &Communicator<W>,
+    (shape, op): (Shape, ReduceOp),
+    spans: [Span; 2],
+    input: GpuRef<'_, L, T>,
+) -> Result<Arc<GpuLane<L>>, Error> {
+    let gpu = input.gpu();
+    let stream = gpu.stream_of(Queue::Compute);
     let lane = GpuLane {
         gpu,
         stream,
@@ -164,7 +191,7 @@ pub(super) fn perform<L: Launch, W: Transport + Send + 'static, T: Wire>(
     };
     let lane = Arc::new(lane);
     comm.on_device(shape, op, spans, lane.clone())?;
-    lane.filled(output)
+    Ok(lane)
 }
 
 /// Starts a collective of which `goes` and `comes` are the input and the output in `buf`.
@@ -231,9 +258,9 @@ fn kept<L: Launch, T: Data>(buf: GpuBuf<L, T>, lane: &Arc<GpuLane<L>>) -> Kept<L
     Kept { buf, lane }
 }
 
-/// Part of a buffer that the operation will own.
+/// Part of a buffer that the operation owns, or has to itself.
 pub(super) fn part<L: Launch, T: Wire>(buf: &GpuBuf<L, T>, range: &Range<usize>) -> Span {
     let view = Gpu::slice(Gpu::whole(buf), range.clone());
-    // SAFETY: the operation owns the buffer until it is over, so nobody else has a view of it.
+    // SAFETY: the operation owns the buffer, or borrows it to be written, until it is over: nobody else has a view of it.
     unsafe { Span::new::<T>(view.ptr(), Gpu::len(view)) }
 }

@@ -55,7 +55,19 @@ fn what_is_not_built_is_refused_by_name() {
 #[test]
 fn nccl_needs_a_device_and_folds_in_its_own_order() {
     refused("train --transport nccl", "--device cpu is none");
-    refused("bench all_reduce --transport nccl", "not built yet");
+    for (flags, words) in [
+        ("--device cpu", "--device cpu is none"),
+        (
+            "--reduction-order rank",
+            "folds in an order that NCCL chooses",
+        ),
+        ("--constants f", "NCCL has its own"),
+        ("--override all_reduce:ring", "NCCL has its own"),
+    ] {
+        refused(&format!("bench all_reduce --transport nccl {flags}"), words);
+    }
+    refused("bench --calibrate --transport nccl", "NCCL has its own");
+    refused("bench kernels --transport nccl", "timed on the CPU");
     refused(
         "verify --device emulated --transport nccl --reduction-order rank",
         "folds in an order that NCCL chooses",
@@ -68,7 +80,14 @@ fn nccl_needs_a_device_and_folds_in_its_own_order() {
 #[cfg(not(feature = "nccl"))]
 #[test]
 fn nccl_is_refused_by_a_build_without_it() {
-    refused("train --transport nccl", "built without NCCL");
+    for line in ["train", "bench all_reduce"] {
+        refused(&format!("{line} --transport nccl"), "built without NCCL");
+    }
+}
+
+#[test]
+fn bench_has_a_device_for_nccl_alone() {
+    refused("bench all_reduce --device cuda", "is for --transport nccl");
 }
 
 #[test]
