@@ -110,7 +110,7 @@ fn value(rank: usize, i: usize) -> f32 {
 }
 
 /// Where the elements lie that calls work on.
-pub trait Memory<T: Transport> {
+pub trait Memory<T: Transport + Send + 'static> {
     /// What chooses how a collective is done there, where it is not the communicator's model.
     fn chooses(&self) -> Option<&'static str>;
 

@@ -5,7 +5,7 @@ use quintet_collectives::{Communicator, Error, Order, ReduceOp, Result, Transpor
 use quintet_kernels::launch::Launch;
 use quintet_kernels::wire::collective;
 use quintet_kernels::{Backend, Gpu, Tag};
-use quintet_planner::model::Layout;
+use quintet_planner::Layout;
 
 use super::{BenchJob, perform};
 use crate::crew::{Crew, End, Work};
