@@ -369,7 +369,8 @@ impl End {
     }
 }
 
-fn cores() -> usize {
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
     static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }
