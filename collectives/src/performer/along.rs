@@ -10,6 +10,8 @@ use alloc::{collections::VecDeque, vec::Vec};
 use core::ops::Range;
 
 use super::{Link, Performer, View};
+#[cfg(feature = "std")]
+use crate::transport::direct::{PAST, fold_two};
 use crate::{
     Element, Result,
     plan::{Action, Local, Place, Round, What},
@@ -211,9 +213,20 @@ impl Performer {
         let Some((input, at)) = &self.through else {
             return;
         };
-        let mine = input.start + first..input.start + first + part.len();
-        self.fold_apart(mine, at + first, view, |_, from, n| {
-            Some(&part[from..from + n])
-        });
+        let (n, at) = (part.len(), at + first);
+        let mine = input.start + first..input.start + first + n;
+        #[cfg(feature = "std")]
+        if let View::Apart { input, output } = view
+            && size_of_val(*output) >= PAST
+        {
+            let mine = &input[mine];
+            let ins = if self.rank == 0 {
+                [mine, part]
+            } else {
+                [part, mine]
+            };
+            return fold_two(self.redop, ins, &mut output[at..at + n]);
+        }
+        self.fold_apart(mine, at, view, |_, from, n| Some(&part[from..from + n]));
     }
 }
