@@ -428,14 +428,16 @@ mod tests {
         (to, stream)
     }
 
-    /// Sleeps until something wakes it, as ranks do; whether anything did.
-    fn wakes(stream: &Stream) -> bool {
+    /// Sleeps until something wakes it, as ranks do; whether anything did. `turns` bounds how often.
+    fn wakes(stream: &Stream, turns: &mut usize) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let time = Timespec {
             tv_sec: 2,
             tv_nsec: 0,
         };
-        poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&time)).unwrap() > 0
+        *turns += 1;
+        *turns < 100_000
+            && poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&time)).unwrap() > 0
     }
 
     const LONG: usize = 300_001;
@@ -449,7 +451,7 @@ mod tests {
             (70_000, false),
             (997, false),
         ] {
-            let (mut to, stream) = connection();
+            let ((mut to, stream), mut turns) = (connection(), 0);
             let sent: Vec<u8> = [frame(0, 10), frame(1, LONG), frame(2, 20)].concat();
             let writer = std::thread::spawn(move || {
                 sent.chunks(piece)
@@ -466,7 +468,7 @@ mod tests {
             while hears.came.len() < 2 {
                 inn.doze(&stream);
                 assert!(inn.wakes <= inn.left().max(1) && inn.wakes <= MOUTHFUL);
-                assert!(wakes(&stream), "{} of {LONG}", taken.len());
+                assert!(wakes(&stream, &mut turns), "{} of {LONG}", taken.len());
                 inn.pull(&stream, &pool, &mut hears).unwrap();
                 if inn.claim().is_some() {
                     assert_eq!(hears.came.len(), 1);
@@ -490,7 +492,7 @@ mod tests {
     #[test]
     fn a_claim_may_be_given_up() {
         for (taken, stored) in [(false, true), (true, false), (false, false)] {
-            let (mut to, stream) = connection();
+            let ((mut to, stream), mut turns) = (connection(), 0);
             let sent: Vec<u8> = [frame(0, LONG), frame(1, 20)].concat();
             let writer = std::thread::spawn(move || {
                 to.write_all(&sent).unwrap();
@@ -503,7 +505,7 @@ mod tests {
                 ..Hears::default()
             };
             while inn.claim().is_none() {
-                assert!(wakes(&stream));
+                assert!(wakes(&stream, &mut turns));
                 inn.pull(&stream, &pool, &mut hears).unwrap();
             }
             if taken {
@@ -516,7 +518,7 @@ mod tests {
             }
             while hears.came.last().is_none_or(|last| last.0 != 20) {
                 inn.doze(&stream);
-                assert!(wakes(&stream));
+                assert!(wakes(&stream, &mut turns));
                 inn.pull(&stream, &pool, &mut hears).unwrap();
             }
             let whole = (LONG as u64, frame(0, LONG)[HEADER..].to_vec());
@@ -529,18 +531,18 @@ mod tests {
     /// However many bytes a sleeper waits for, the end of the connection wakes him.
     #[test]
     fn an_end_in_the_middle_wakes() {
-        let (mut to, stream) = connection();
+        let ((mut to, stream), mut turns) = (connection(), 0);
         to.write_all(&frame(0, LONG)[..LONG / 2]).unwrap();
         let (pool, mut inn, mut hears) = (Pool::default(), In::new(), Hears::default());
         while inn.left() == 0 {
-            assert!(wakes(&stream));
+            assert!(wakes(&stream, &mut turns));
             inn.pull(&stream, &pool, &mut hears).unwrap();
         }
         while inn.pull(&stream, &pool, &mut hears).unwrap() {}
         inn.doze(&stream);
         assert!(inn.wakes > 1);
         drop(to);
-        assert!(wakes(&stream));
+        assert!(wakes(&stream, &mut turns));
         assert!(matches!(
             inn.pull(&stream, &pool, &mut hears),
             Err(End::Closed(_))
