@@ -51,6 +51,9 @@ const LINGER: Duration = Duration::from_secs(30);
 /// The same where something in the run has failed.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
+/// Between two looks at what only others can send.
+const LOOK: Duration = Duration::from_millis(5);
+
 impl Seat {
     pub(super) fn new(mesh: Mesh) -> Result<Self> {
         let mesh = Arc::new(mesh);
@@ -254,12 +257,19 @@ impl Seat {
             if unsent.is_empty() || left.is_zero() {
                 return;
             }
-            let mut fds: Vec<PollFd<'_>> = unsent
+            // Another thread may still be writing what it has lent.
+            let peers = unsent.iter().filter_map(|&rank| mesh.peer(rank));
+            let (lent, free): (Vec<_>, Vec<_>) = peers.partition(|peer| lock(&peer.out).is_lent());
+            let mut fds: Vec<PollFd<'_>> = free
                 .iter()
-                .filter_map(|&rank| mesh.peer(rank))
                 .map(|peer| PollFd::new(&peer.data, PollFlags::OUT))
                 .collect();
-            poll(&mut fds, left);
+            let time = if lent.is_empty() {
+                left
+            } else {
+                left.min(LOOK)
+            };
+            poll(&mut fds, time);
             unsent.into_iter().for_each(|rank| mesh.flush(rank));
         }
     }
@@ -278,7 +288,7 @@ impl Seat {
         for rank in 0..self.mesh.world {
             if let Some(peer) = self.mesh.peer(rank) {
                 peer.data.shutdown(Shutdown::Write);
-                while self.mesh.pull(rank) && !lock(&peer.inn).over {}
+                while self.mesh.pull(rank, None) && !lock(&peer.inn).over {}
             }
         }
     }
