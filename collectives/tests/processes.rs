@@ -23,6 +23,7 @@ fn rank() {
         "work" => work(),
         "rebuild" => rebuild(),
         "wait" => wait(),
+        "read" => read(),
         _ => unreachable!(),
     };
     match outcome {
@@ -59,6 +60,17 @@ fn work() -> Result<String> {
                 4,
             )?;
             comm.broadcast(&mut x, turn % world)?;
+            // Lengths at which slices are read where they lie.
+            let mut x = vec![rank as f32; 40_000];
+            comm.broadcast(&mut x, turn % world)?;
+            assert!(x.iter().all(|x| *x == (turn % world) as f32));
+            let mut all = vec![0f32; world * 10_000];
+            comm.all_gather(&[rank as f32; 10_000], &mut all)?;
+            assert!(
+                all.iter()
+                    .enumerate()
+                    .all(|(i, x)| *x == (i / 10_000) as f32)
+            );
         }
         Ok(String::from("never"))
     })
@@ -104,6 +116,17 @@ fn wait() -> Result<String> {
         }
         Ok(String::from("fine"))
     })
+}
+
+/// Broadcasts what is long enough to be read where it lies.
+fn read() -> Result<String> {
+    let process = from_env()?;
+    let comm = process.communicator()?;
+    println!("\nready");
+    let mut x = vec![comm.rank() as f32; 40_000];
+    comm.broadcast(&mut x, 1)?;
+    assert!(x.iter().all(|x| *x == 1.0));
+    Ok(format!("read {}", process.seat().moved().read))
 }
 
 /// A started rank, its output read as far as `ready`.
@@ -168,6 +191,25 @@ fn draw(bound: usize) -> usize {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).unwrap();
     (u64::from_le_bytes(bytes) % bound as u64) as usize
+}
+
+/// Where the system lets a process read its sibling's memory; else it goes by stages.
+#[cfg(target_os = "linux")]
+#[test]
+fn processes_read_each_others_memory() {
+    let store = Folder::new();
+    let ends: Vec<String> = start("read", "shm", 3, &store)
+        .into_iter()
+        .map(Rank::end)
+        .collect();
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let filtered = !status.contains("Seccomp:\t0");
+    if yama.is_ok_and(|scope| scope.trim() != "0") || filtered {
+        assert!(ends.iter().all(|end| end.starts_with("read ")), "{ends:?}");
+        return;
+    }
+    assert_eq!(ends, ["read 160000", "read 0", "read 160000"]);
 }
 
 #[test]

@@ -237,15 +237,17 @@ fn what_is_only_copied_is_read_where_it_lies() {
                 .map(|t| t.join().unwrap())
                 .collect::<Vec<_>>()
         });
+        // Of its own process everybody may read, unless a filter of calls forbids it.
+        if single_copy && filtered() && read.iter().flatten().all(|&read| read == 0) {
+            println!("not tried: this system lets nobody read memory of processes");
+            continue;
+        }
         for (rank, read) in read.iter().enumerate() {
             // Of a broadcast the root reads nothing.
             let gathered = |len: usize| 4 * 2 * (len / 3) as u64;
             let cast = |len: usize| if rank == 1 { 0 } else { 4 * len as u64 };
             let wanted = match single_copy {
                 false => vec![0; 6],
-                true if !may_read() => {
-                    return println!("not tried: this system lets nobody read another's memory");
-                }
                 true => vec![
                     cast(8 << 10),
                     0,
@@ -260,10 +262,12 @@ fn what_is_only_copied_is_read_where_it_lies() {
     }
 }
 
-/// Whether the system lets processes of one user read each other's memory.
-fn may_read() -> bool {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-    scope.is_ok_and(|scope| scope.trim() == "0") || !Path::new("/proc/sys/kernel/yama").exists()
+/// Whether calls of the kernel are filtered here.
+fn filtered() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    !status
+        .lines()
+        .any(|line| line.split_whitespace().eq(["Seccomp:", "0"]))
 }
 
 /// Whoever is late finds its duties done by others, who are in the next call already, with other memory.

@@ -5,7 +5,7 @@
 //! threads, and    say where mine lies    | publish ... all there? | claim duties, read the inputs of all and
 //! shared buffers                                                  |   write the outputs of all | all finished?
 //! other slices    piece after piece: copy into my stage | publish ... all there? | fold, copy out
-//! of processes    what is only copied, and not too long: read it where it lies (if that is permitted) | publish ... all there?
+//! of processes    what is only copied, of middle length: read it where it lies, if that is permitted | publish ... all there?
 //! ```
 //!
 //! The second way touches each byte of each input and each output once, which is the least there is
@@ -69,6 +69,8 @@ pub struct End {
     /// Whether ranks have a core each, so that to spin is not to keep others from running.
     brisk: bool,
     reach: Reach,
+    /// Whether slices may be read where they lie; all ranks of the group know the same.
+    remote: bool,
     bell: Arc<dyn Bell>,
     /// Where payload bytes are counted.
     moved: Arc<AtomicU64>,
@@ -100,7 +102,7 @@ pub(crate) trait Segments: Send + Sync {
     fn address(&self, rank: usize, place: u64, bytes: usize) -> Option<NonNull<u8>>;
     /// These bytes of mine must not be seen or written by others any more; their contents stay.
     fn part(&self, address: NonNull<u8>, bytes: usize);
-    /// Whether this rank can read all others' memory, wherever it lies.
+    /// Whether this rank may read the memory of all others; some of it may still refuse.
     fn reads(&self) -> bool;
     /// Copies bytes out of a rank's memory, from an address of its process; false where they cannot be had.
     ///
@@ -174,6 +176,7 @@ impl End {
             owed: None,
             brisk: ranks <= cores(),
             reach,
+            remote: true,
             bell,
             moved: Arc::default(),
             arena,

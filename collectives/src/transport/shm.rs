@@ -341,9 +341,12 @@ impl Segments for Members {
 
     unsafe fn read(&self, rank: usize, from: u64, to: *mut u8, bytes: usize) -> bool {
         let owner = self.owners().and_then(|owners| owners.get(rank));
-        self.shm.read.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: the caller's word.
-        owner.is_some_and(|owner| unsafe { owner.read(from, to, bytes) })
+        let read = owner.is_some_and(|owner| unsafe { owner.read(from, to, bytes) });
+        if read {
+            self.shm.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        read
     }
 
     fn part(&self, address: NonNull<u8>, bytes: usize) {

@@ -153,7 +153,12 @@ impl Drop for Heap {
 impl Arena {
     /// Among threads.
     pub(crate) fn heap(n: usize) -> Self {
-        let plot = Plot::new(n, 0);
+        Self::heap_with(n, 0)
+    }
+
+    /// The same with stages of so many bytes.
+    pub(super) fn heap_with(n: usize, stage: usize) -> Self {
+        let plot = Plot::new(n, stage);
         // Lengths beyond all memory do not come from a number of threads.
         let layout =
             Layout::array::<Page>(plot.bytes().div_ceil(4096)).unwrap_or(Layout::new::<Page>());
@@ -257,6 +262,11 @@ impl Arena {
         for (field, value) in words.into_iter().enumerate() {
             self.post_word(rank, sequence, field).store(value, Relaxed);
         }
+    }
+
+    /// The number after a rank's call, if it could read all that it needed for it.
+    pub(super) fn read_all(&self, rank: usize, sequence: u64) -> &AtomicU64 {
+        self.post_word(rank, sequence, 6)
     }
 
     /// The number after a rank's call, as long as others may read its memory for it.

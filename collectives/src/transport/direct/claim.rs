@@ -32,7 +32,7 @@
 //! | `finish` Release | the counter, after the last duty of a rank | the result is read before it is written |
 //! | `finished` Acquire | the counter, before returning | the same |
 //! | `sleep`, `rouse` SeqCst fences | between one's own store and the look at the other's | both look too early, and nobody is woken |
-//! | `close` Release fence | after the word that says my memory may be read, before I use it for something else | who has read what I wrote later takes it for what I showed |
+//! | `close` fence (SeqCst: after it writes may go past the caches, which Release does not order) | after the word that says my memory may be read, before I use it for something else | who has read what I wrote later takes it for what I showed |
 //! | `read` Acquire fence | after the last byte was read, before that word is looked at | the same |
 //! | `claim`, `revoke` Relaxed already | a duty's word | both exchange the same word, of which one order exists: one of them wins and the other sees it; neither publishes anything |
 
@@ -90,7 +90,7 @@ pub(super) const ORDERS: Orders = Orders {
     finished: Ordering::Acquire,
     sleep: Some(Ordering::SeqCst),
     rouse: Some(Ordering::SeqCst),
-    close: Some(Ordering::Release),
+    close: Some(Ordering::SeqCst),
     read: Some(Ordering::Acquire),
 };
 

@@ -9,14 +9,14 @@ use super::{
     arena::{DUTIES, Post},
     claim::{Claim, ORDERS},
     duty::Duties,
-    remote::{Remote, Went},
+    remote::{self, Remote, Went},
     staged::Staged,
     work::{Beyond, Hands, Memory},
 };
 use crate::{Element, ReduceOp, plan::Plan};
 
-/// A call under way. Dropped before its end it sees to it that nobody touches the caller's memory
-/// any more.
+/// A call under way. Dropped before its end it sees to it that nobody writes to the caller's memory
+/// any more, and that what others still read of it is worth nothing to them.
 pub(crate) struct Shared {
     pub(super) plan: Arc<Plan>,
     pub(super) op: ReduceOp,
@@ -65,7 +65,12 @@ impl Shared {
         sequence: u64,
     ) -> Self {
         let (me, arena, reach) = (end.me, end.arena.clone(), end.reach.clone());
-        arena.set_post(me, sequence, post(&reach, &memory));
+        let post = post(&reach, &memory);
+        if post.input_at != 0 && remote::pays(&plan, memory.width()) {
+            // SAFETY: the caller's input.
+            unsafe { remote::present(memory.input, memory.input_bytes) };
+        }
+        arena.set_post(me, sequence, post);
         Self {
             plan,
             op,
@@ -92,6 +97,11 @@ impl Shared {
                 match unsafe { remote.poll::<E>(call, end) } {
                     Went::Over => true,
                     Went::On => false,
+                    Went::Unreadable => {
+                        let staged = Staged::new(&self.plan, size_of::<E>(), end);
+                        self.stage = Stage::Staged(staged);
+                        return self.poll::<E>(end);
+                    }
                     Went::Astray => {
                         self.stage = Stage::Revoked;
                         false
@@ -114,7 +124,8 @@ impl Shared {
         let plan = self.plan.clone();
         let (n, width) = (plan.world(), size_of::<E>());
         let share = plan.shape().len(n).saturating_mul(width) / n;
-        let piece = (share / 8).clamp(PIECE, LONG_PIECE);
+        // Who gives up waits for a piece of everybody's memory.
+        let piece = (share / 8).min((1 << 20) / n).clamp(PIECE, LONG_PIECE);
         let duties = Duties::of(&plan, width, piece, DUTIES);
         match (self.hands::<E>(), duties) {
             (Some(hands), Some(duties)) => {

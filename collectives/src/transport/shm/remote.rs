@@ -8,8 +8,8 @@
 //!
 //! Nobody writes into another process's memory. Whether reading is permitted depends on the user, on the containers and on the
 //! kernel's settings (Yama's `ptrace_scope`), so each rank tries it and says so with its calls; a group reads this
-//! way where all its ranks can. A mark is a number at an address that only its owner knows the contents of: a process that
-//! has taken over the number of one that died does not have it.
+//! way where all its ranks can. A mark is a number that lies at an address of its owner's: a process that has taken over the
+//! number of one that died does not have it there.
 #![allow(unsafe_code)]
 
 use std::{boxed::Box, sync::atomic::AtomicU64};

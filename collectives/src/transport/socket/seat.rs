@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{Communicator, Error, Result, transport::Tag};
 
-/// Payload bytes that a rank has sent, by the way they went.
+/// Payload bytes that a rank has sent, by the way they went, and what it has read of others'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moved {
     /// Over tcp.
