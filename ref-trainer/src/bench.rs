@@ -24,9 +24,12 @@ use crate::failure::{Exit, Failure};
 use crate::job::{DeviceKind, Dtype, Ranks};
 use crate::launch::again;
 
-#[cfg(feature = "nccl")]
+#[cfg(all(feature = "nccl", any(feature = "cuda", feature = "emulated")))]
 mod device;
 mod kernels;
+
+#[cfg(all(feature = "nccl", any(feature = "cuda", feature = "emulated")))]
+use device::bench as on_devices;
 
 /// What `quintet bench` is asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,9 +72,8 @@ pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
     if let Some((dtype, threads)) = job.kernels {
         return kernels::kernels(dtype, threads);
     }
-    #[cfg(feature = "nccl")]
     if job.device != DeviceKind::Cpu {
-        return device::bench(job);
+        return on_devices(job);
     }
     match job.transport {
         Ranks::Processes(over) if job.launched => {
@@ -85,6 +87,15 @@ pub fn bench(job: &BenchJob) -> Result<Exit, Failure> {
             Ok(exit(wrong.first().copied().unwrap_or(0)))
         }
     }
+}
+
+/// A build that has no device refuses.
+#[cfg(not(all(feature = "nccl", any(feature = "cuda", feature = "emulated"))))]
+fn on_devices(_: &BenchJob) -> Result<Exit, Failure> {
+    crate::reach::built()?;
+    Err(Failure::usage(
+        "this quintet was built without CUDA; cargo build --release -p quintet-ref-trainer --features cuda,nccl builds one with both (it needs no toolkit)",
+    ))
 }
 
 /// How it ends where so many elements were wrong.
