@@ -20,7 +20,8 @@ fn each(seats: Vec<Seat>, body: impl Fn(&Comm) -> Result<()> + Sync) {
     thread::scope(|scope| {
         for seat in seats {
             let body = &body;
-            scope.spawn(move || seat.run(|comm| body(&comm)).unwrap());
+            let limit = Duration::from_secs(40);
+            scope.spawn(move || seat.run(|comm| body(&comm.with_deadline(limit))).unwrap());
         }
     });
 }
