@@ -8,7 +8,8 @@ NVRTC is exactly that of VERSION, from PyPI, in target/nvrtc (.ci/run makes it).
 it is when it is first launched, for at most SECONDS of processor time. Registers, spilled bytes, stack and static shared
 memory are the assembler's; dynamic shared memory is the host's (checked against its specs by the unit test
 gpu::golden). In the SASS of the tensor-core kernels there are LDSM and HMMA, LDGSTS of 16 bytes where rows are whole chunks,
-and neither LDL nor STL: nothing of them lies in local memory. What is allowed to spill stands in EXCEPTIONS with its reason.
+and neither LDL nor STL: nothing of them lies in local memory. In tf32 there is no LDSM, which moves halves of its words, and LDGSTS
+of 4 bytes too, for other rows. What is allowed to spill stands in EXCEPTIONS with its reason.
 
 Not listed: attention in f64, which is there to be compared with and not to be fast; its sums alone are more registers
 than there are. Attention in f32 is listed for sm_90 alone, its bf16 twin (unaligned rows) not. For sm_100 and sm_120
@@ -33,8 +34,9 @@ ARCHS = [80, 90, 100, 120]
 # Of a block, static and dynamic together (CUDA C++ Programming Guide).
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 MATRIX = ["gemm_mma", "attention_mma"]
+TF32 = "gemm_tf32"
 # Compiled kernel by kernel; a file of the others is compiled whole, for it takes no longer than one of these.
-ALONE = [*MATRIX, "attention_simt", "gemm_simt", "gemm_tf32"]
+ALONE = [*MATRIX, "attention_simt", "gemm_simt", TF32]
 # (kernels, spilled bytes allowed, why)
 EXCEPTIONS = [
     (r".*_f64(_.*)?", 64, "f64 is there to be compared with: its sums are twice the registers"),
@@ -126,10 +128,15 @@ def sass_faults(module, kernel, cubin, folder):
         return [f"{kernel}: nvdisasm: {run.stderr.strip()}"]
     have = set(re.findall(r"\b(LDGSTS|LDSM|HMMA|LDL|STL)\b", run.stdout))
     wide = not kernel.endswith("_narrow")
-    want = {"LDSM", "HMMA"} | ({"LDGSTS"} if wide else set())
+    tf32 = module == TF32
+    want = {"HMMA"} | ({"LDSM"} if not tf32 else set()) | ({"LDGSTS"} if wide else set())
     faults = [f"{kernel}: no {code} in its SASS" for code in sorted(want - have)]
-    narrow = {code for code in re.findall(r"\bLDGSTS[\w.]*", run.stdout) if "128" not in code.split(".")}
-    faults += [f"{kernel}: {code} in its SASS: a copy of less than 16 bytes" for code in sorted(narrow)]
+    copies = set(re.findall(r"\bLDGSTS[\w.]*", run.stdout))
+    narrow = {code for code in copies if "128" not in code.split(".")}
+    if wide and copies == narrow:
+        faults.append(f"{kernel}: no LDGSTS of 16 bytes in its SASS")
+    if not tf32:
+        faults += [f"{kernel}: {code} in its SASS: a copy of less than 16 bytes" for code in sorted(narrow)]
     local = have & {"LDL", "STL"} if not may_spill(kernel) else set()
     return faults + [f"{kernel}: {code} in its SASS: something lies in local memory" for code in sorted(local)]
 
@@ -154,7 +161,7 @@ def judge(job):
         allowed = may_spill(name)
         if report["spill"] > allowed:
             faults.append(f"{name} for sm_{arch} spills {report['spill']} bytes, and {allowed} are allowed")
-    if module in MATRIX:
+    if module in [*MATRIX, TF32]:
         folder = pathlib.Path(os.environ["QUINTET_GATE_FOLDER"])
         faults += [f"sm_{arch} {fault}" for fault in sass_faults(module, kernel, cubin, folder)]
     return [(module, arch, name, report) for name, report in found.items()], faults, seconds, (module, arch, kernel)

@@ -10,8 +10,6 @@
 import ctypes
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -44,34 +42,38 @@ def stages(check, bundle):
     path = library(bundle, check.dry)
     found = version(path)
     two = found >= SHARED
-    check.lines.append(f"{'nccl':<24} {found} at {path}; two ranks on one GPU: {'yes' if two else 'no, 2.30 does'}")
-    print(check.lines[-1], flush=True)
+    check.note(f"{'nccl':<24} {found} at {path}; two ranks on one GPU: {'yes' if two else 'no, 2.30 does'}")
     if not found:
         check.say("nccl", "no library", 0)
         return
-    before, folder = dict(check.environment), tempfile.mkdtemp()
+    before = dict(check.environment)
     check.environment["QUINTET_NCCL_LIB"] = str(path)
     if check.dry:
         check.environment["QUINTET_NCCL_SHIM"] = f"driver={bundle / 'libquintet_driver_shim.so'}"
-    test = [bundle / "nccl", "--nocapture", "--test-threads=1"]
-    check.run("nccl alone", [*test, "alone::"], 90, "nccl.txt")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            commands(check, bundle, two, folder)
+    finally:
+        check.environment = before
 
+
+def commands(check, bundle, two, folder):
+    """One rank, then two where they may; runs are kept in `folder`, for none to read."""
+    test = [bundle / "nccl", "--nocapture", "--test-threads=1"]
     small = ["--model", "tiny", "--dtype", "f32", "--seq-length", "8", "--micro-batch-size", "1", "--global-batch-size", "2"]
     over = ["--device", "cuda", "--transport", "nccl", "--steps", "2"]
     verify = [bundle / "quintet", "verify", *over, *small, "--optimizer", "sgd", "--json"]
     train = [bundle / "quintet", "train", *over, *small, "--eval-interval", "0", "--quiet", "--run-dir"]
-    check.run("nccl verify", [*verify, "--dp", "1"], 60, "nccl.txt")
-    check.run("nccl train", [*train, f"{folder}/one", "--dp", "1"], 60, "nccl.txt")
+    check.part("nccl", 7 if two else 4)
+    check.run("nccl alone", [*test, "alone::"], "nccl.txt")
+    check.run("nccl verify", [*verify, "--dp", "1"], "nccl.txt")
+    check.run("nccl train", [*train, f"{folder}/one", "--dp", "1"], "nccl.txt")
     # Over the stand-in for the driver, too: it has one device unless told.
-    told = subprocess.run([str(word) for word in [*verify, "--dp", "2"]], env=check.environment, timeout=60, text=True,
-                          stderr=subprocess.PIPE, check=False)
-    one_sentence = told.stderr.count("\n") == 1 and "ranks 0 and 1 would share GPU" in told.stderr
-    check.say("nccl two refused", 0 if (told.returncode, one_sentence) == (2, True) else told.stderr or told.returncode, 0)
+    refused = lambda code, text: code == 2 and text.count("\n") == 1 and "ranks 0 and 1 would share GPU" in text
+    check.run("nccl two refused", [*verify, "--dp", "2"], "nccl.txt", refused)
     if two:
         # NVIDIA's guide for a GPU that ranks share: few channels, and no NVLS, which wants whole GPUs.
         check.environment |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
-        check.run("nccl two ranks", [*test, "shared::"], 90, "nccl.txt")
-        check.run("nccl verify, two ranks", [*verify, "--dp", "2"], 60, "nccl.txt")
-        check.run("nccl train, two ranks", [*train, f"{folder}/two", "--tp", "2"], 60, "nccl.txt")
-    check.environment = before
-    shutil.rmtree(folder)
+        check.run("nccl two ranks", [*test, "shared::"], "nccl.txt")
+        check.run("nccl verify, two ranks", [*verify, "--dp", "2"], "nccl.txt")
+        check.run("nccl train, two ranks", [*train, f"{folder}/two", "--tp", "2"], "nccl.txt")

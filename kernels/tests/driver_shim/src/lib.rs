@@ -164,6 +164,23 @@ pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(to: *mut *mut c_void) -> Code {
+    // SAFETY: the caller passes where the answer goes.
+    unsafe { give(to, core::ptr::without_provenance_mut(state::top())) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> Code {
+    within(|shim| {
+        let codes = shim.streams().map(|at| {
+            let stream = core::ptr::without_provenance_mut(at);
+            cuStreamSynchronize(stream)
+        });
+        codes.fold(0, Code::max)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
     // SAFETY: the caller passes where the answer goes.
     within(|_| unsafe { give(device, state::current_device()) })

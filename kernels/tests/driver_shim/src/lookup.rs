@@ -35,12 +35,12 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     // SAFETY: a name with a zero at its end, as cuda.h says.
     let symbol = unsafe { CStr::from_ptr(symbol) }.to_string_lossy();
     let found = table!(&*symbol;
-        cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName
-        cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2
-        cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSetCurrent cuCtxGetDevice cuStreamCreate
-        cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent cuEventCreate
-        cuEventDestroy_v2 cuEventRecord cuEventElapsedTime cuMemAlloc_v2 cuMemAllocAsync
-        cuMemFree_v2 cuMemFreeAsync cuMemGetInfo_v2 cuDeviceGetDefaultMemPool
+        cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute
+        cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxPushCurrent_v2
+        cuCtxPopCurrent_v2 cuCtxSetCurrent cuCtxGetCurrent cuCtxSynchronize cuCtxGetDevice
+        cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
+        cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventElapsedTime cuMemAlloc_v2
+        cuMemAllocAsync cuMemFree_v2 cuMemFreeAsync cuMemGetInfo_v2 cuDeviceGetDefaultMemPool
         cuMemPoolSetAttribute cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2
         cuMemsetD8Async cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncSetAttribute
         cuLaunchKernel cuGetErrorName cuGetErrorString cuGetProcAddress_v2

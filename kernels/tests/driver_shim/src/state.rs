@@ -104,9 +104,14 @@ pub(crate) fn current() -> bool {
     CONTEXTS.with_borrow(|stack| !stack.is_empty())
 }
 
+/// The thread's context; 0 where it has none.
+pub(crate) fn top() -> usize {
+    CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(0))
+}
+
 /// The device of the thread's context: contexts are numbered from 1.
 pub(crate) fn current_device() -> c_int {
-    CONTEXTS.with_borrow(|stack| stack.last().map_or(0, |context| *context as c_int - 1))
+    (top() as c_int - 1).max(0)
 }
 
 /// What the driver answers where the emulator gave this.
@@ -129,6 +134,11 @@ impl Shim {
     pub(crate) fn new_stream(&self) -> usize {
         // 0 is the driver's default stream.
         1 + self.streams.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The default one and all that were made.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = usize> {
+        0..=self.streams.load(Ordering::Relaxed)
     }
 
     /// Whether something of a library is on the stream.
