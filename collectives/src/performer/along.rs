@@ -134,8 +134,9 @@ impl Performer {
     ) -> Result<Flowed> {
         let recv = &self.missing[i];
         let (from, len) = (recv.from, recv.len);
-        // Those of one rank come one after another.
-        if !self.due(i) || self.missing[..i].iter().any(|earlier| earlier.from == from) {
+        // Those of one rank come one after another; one without elements comes whole, or not yet.
+        if len == 0 || !self.due(i) || self.missing[..i].iter().any(|earlier| earlier.from == from)
+        {
             return Ok(Flowed::Nothing);
         }
         let store = match (&recv.action, &self.through) {
