@@ -417,6 +417,8 @@ fn a_started_sum_goes_beside_the_computation() {
             );
             continue;
         }
-        assert!(ratio <= 1.2, "{text}");
+        // Where packets alone cost the cores that compute more than that, something else is at work here.
+        let most = if plain <= 1.2 { 1.2 } else { 1.05 * plain };
+        assert!(ratio <= most, "{text}");
     }
 }
