@@ -156,7 +156,6 @@ impl<T: Transport + Send + 'static> Core<T> {
             }
             let mut wait = Wait {
                 all: true,
-                eager: true,
                 ..Wait::default()
             };
             act.wait(&mut wait);

@@ -51,9 +51,6 @@ const LINGER: Duration = Duration::from_secs(30);
 /// The same where something in the run has failed.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Between two looks at what only others can send.
-const LOOK: Duration = Duration::from_millis(5);
-
 impl Seat {
     pub(super) fn new(mesh: Mesh) -> Result<Self> {
         let mesh = Arc::new(mesh);
@@ -257,19 +254,12 @@ impl Seat {
             if unsent.is_empty() || left.is_zero() {
                 return;
             }
-            // Another thread may still be writing what it has lent.
-            let peers = unsent.iter().filter_map(|&rank| mesh.peer(rank));
-            let (lent, free): (Vec<_>, Vec<_>) = peers.partition(|peer| lock(&peer.out).is_lent());
-            let mut fds: Vec<PollFd<'_>> = free
+            let mut fds: Vec<PollFd<'_>> = unsent
                 .iter()
+                .filter_map(|&rank| mesh.peer(rank))
                 .map(|peer| PollFd::new(&peer.data, PollFlags::OUT))
                 .collect();
-            let time = if lent.is_empty() {
-                left
-            } else {
-                left.min(LOOK)
-            };
-            poll(&mut fds, time);
+            poll(&mut fds, left);
             unsent.into_iter().for_each(|rank| mesh.flush(rank));
         }
     }
@@ -288,7 +278,7 @@ impl Seat {
         for rank in 0..self.mesh.world {
             if let Some(peer) = self.mesh.peer(rank) {
                 peer.data.shutdown(Shutdown::Write);
-                while self.mesh.pull(rank, None) && !lock(&peer.inn).over {}
+                while self.mesh.pull(rank) && !lock(&peer.inn).over {}
             }
         }
     }
