@@ -267,6 +267,7 @@ pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut Event) -> Code {
     if event.is_null() {
         return INVALID_HANDLE;
     }
+    // SAFETY: from cuEventCreate, destroyed once.
     drop(unsafe { Box::from_raw(event) });
     0
 }
@@ -310,6 +311,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, _: *mut c_void) -> Code {
+    // SAFETY: the caller passes where the answer goes.
     unsafe { cuMemAlloc_v2(to, bytes) }
 }
 
