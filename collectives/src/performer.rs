@@ -8,6 +8,7 @@
 //!
 //! The same code serves threads that park and the simulation, which polls all ranks in turn.
 
+mod along;
 mod link;
 mod view;
 
@@ -21,8 +22,10 @@ use crate::{
     Element, Error, ReduceOp, Result,
     element::{finish, fold, fold_ranks, widen},
     plan::{Action, Local, Part, Place, Plan, Recv, Round, What},
-    transport::{Call, Message, Tag, Transport, Wait},
+    transport::{Call, Message, Sent, Tag, Transport, Wait},
 };
+
+use along::{Flow, Flowed, Post, lying};
 
 /// One rank's part of one collective, as far as it has got.
 #[derive(Debug)]
@@ -32,7 +35,11 @@ pub struct Performer {
     world: usize,
     rank: usize,
     rounds: vec::IntoIter<Round>,
-    outbox: VecDeque<(usize, Message)>,
+    outbox: VecDeque<(usize, Post)>,
+    /// Messages that come in parts.
+    flows: Vec<Flow>,
+    /// Where the parts of the only other contribution are folded as they come.
+    through: Option<(Range<usize>, usize)>,
     missing: Vec<Recv>,
     /// Whether `missing` must be taken in some order.
     ordered: bool,
@@ -71,6 +78,8 @@ impl Performer {
             rank,
             rounds: rounds.into_iter(),
             outbox: VecDeque::new(),
+            flows: Vec::new(),
+            through: None,
             missing: Vec::new(),
             ordered: false,
             then: None,
@@ -90,10 +99,26 @@ impl Performer {
         link: &mut Link<T>,
         view: &mut View<'_, E>,
     ) -> Result<bool> {
+        let outcome = self.go_on(link, view);
+        if outcome.is_err() {
+            self.give_up(link, view);
+        }
+        outcome
+    }
+
+    fn go_on<E: Element, T: Transport>(
+        &mut self,
+        link: &mut Link<T>,
+        view: &mut View<'_, E>,
+    ) -> Result<bool> {
+        let mut turns = TURNS;
         loop {
-            self.push_out(link)?;
-            self.take_in(link, view)?;
+            let moved = self.push_out(link, view)? | self.take_in(link, view)?;
             if !self.outbox.is_empty() || !self.missing.is_empty() {
+                turns -= 1;
+                if moved && turns > 0 {
+                    continue;
+                }
                 return Ok(false);
             }
             for local in self.then.take().unwrap_or_default() {
@@ -122,11 +147,8 @@ impl Performer {
     pub fn blocked_on(&self) -> (Option<usize>, String) {
         if let Some(recv) = self.missing.first() {
             (Some(recv.from), format!("{} elements from it", recv.len))
-        } else if let Some((to, message)) = self.outbox.front() {
-            (
-                Some(*to),
-                format!("room for {} elements to it", message.len()),
-            )
+        } else if let Some((to, post)) = self.outbox.front() {
+            (Some(*to), format!("room for {} elements to it", post.len()))
         } else {
             (None, String::from("every rank of the group to call"))
         }
@@ -146,6 +168,8 @@ impl Performer {
     ) -> Result<()> {
         let tag = Tag::Collective(self.call.sequence);
         self.ordered = round.recvs.len() > 1 && round.ordered();
+        self.through = self.folds_through(&round, view);
+        let written = self.written(&round);
         for send in round.sends {
             let lying = match &send.what {
                 What::Input(range) => Some(view.input(range.clone())),
@@ -155,9 +179,21 @@ impl Performer {
             // What waits for room keeps its place before what comes after it.
             if let Some(elements) = lying
                 && !self.outbox.iter().any(|(to, _)| *to == send.to)
-                && link.send_from(send.to, tag, elements)?
             {
-                continue;
+                // What this round writes must have gone, or be a copy.
+                if !written.iter().any(|range| view.meets(&send.what, range)) {
+                    match link.send_along(send.to, tag, elements)? {
+                        Sent::All => continue,
+                        Sent::Part { .. } => {
+                            self.outbox.push_back((send.to, Post::Lying(send.what)));
+                            continue;
+                        }
+                        Sent::Never => {}
+                    }
+                }
+                if link.send_from(send.to, tag, elements)? {
+                    continue;
+                }
             }
             let message = match send.what {
                 What::Input(range) => copied(tag, view.input(range), link),
@@ -184,7 +220,7 @@ impl Performer {
                 }
                 What::Parts(parts) => self.collected(&parts, tag, link, view),
             };
-            self.outbox.push_back((send.to, message));
+            self.outbox.push_back((send.to, Post::Made(message)));
         }
         self.missing = round.recvs;
         self.then = Some(round.then);
@@ -244,24 +280,40 @@ impl Performer {
         message
     }
 
-    fn push_out<T: Transport>(&mut self, link: &mut Link<T>) -> Result<()> {
+    /// Whether any of a message that goes in parts has gone.
+    fn push_out<E: Element, T: Transport>(
+        &mut self,
+        link: &mut Link<T>,
+        view: &View<'_, E>,
+    ) -> Result<bool> {
+        let (tag, mut moved) = (Tag::Collective(self.call.sequence), false);
         // One that finds no room does not hold up the others, but those to the same peer.
         let mut full: Vec<usize> = Vec::new();
         for _ in 0..self.outbox.len() {
-            let Some((to, message)) = self.outbox.pop_front() else {
+            let Some((to, post)) = self.outbox.pop_front() else {
                 break;
             };
-            let refused = if full.contains(&to) {
-                Some(message)
-            } else {
-                link.try_send(to, message)?
+            let left = match post {
+                post if full.contains(&to) => Some(post),
+                Post::Made(message) => link.try_send(to, message)?.map(Post::Made),
+                Post::Lying(what) => match link.send_along(to, tag, lying(&what, view)) {
+                    Ok(Sent::Part { moved: more }) => {
+                        moved |= more;
+                        Some(Post::Lying(what))
+                    }
+                    Ok(_) => None,
+                    Err(error) => {
+                        self.outbox.push_front((to, Post::Lying(what)));
+                        return Err(error);
+                    }
+                },
             };
-            if let Some(refused) = refused {
+            if let Some(left) = left {
                 full.push(to);
-                self.outbox.push_back((to, refused));
+                self.outbox.push_back((to, left));
             }
         }
-        Ok(())
+        Ok(moved)
     }
 
     /// Whether nothing that must come before missing receipt `i` is missing.
@@ -270,19 +322,20 @@ impl Performer {
         !self.ordered || !self.missing[..i].iter().any(|earlier| recv.after(earlier))
     }
 
+    /// Whether any of a message that comes in parts has come.
     fn take_in<E: Element, T: Transport>(
         &mut self,
         link: &mut Link<T>,
         view: &mut View<'_, E>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let (tag, op) = (
             Tag::Collective(self.call.sequence),
             self.call.operation.name(),
         );
-        let mut i = 0;
+        let (mut i, mut moved) = (0, false);
         while i < self.missing.len() {
             let recv = &self.missing[i];
-            let message = if !self.due(i) {
+            let message = if !self.due(i) || self.flows(recv.from) {
                 None
             } else if recv.action.wide() {
                 link.try_recv::<E::Wide>(recv.from, tag, recv.len, op)?
@@ -294,10 +347,20 @@ impl Performer {
                     let recv = self.missing.remove(i);
                     self.receive(recv, message, link, view);
                 }
-                None => i += 1,
+                None => match self.take_along(i, link, view)? {
+                    Flowed::All => {
+                        self.missing.remove(i);
+                        moved = true;
+                    }
+                    Flowed::Part => {
+                        moved = true;
+                        i += 1;
+                    }
+                    Flowed::Nothing => i += 1,
+                },
             }
         }
-        Ok(())
+        Ok(moved)
     }
 
     fn receive<E: Element, T: Transport>(
@@ -477,6 +540,9 @@ impl Performer {
         );
     }
 }
+
+/// Parts moved before others who use the link have their turn.
+const TURNS: usize = 64;
 
 /// Checks that a view is as long as the plan needs, so that performing cannot fail by length. Where
 /// the plan needs nothing, as of a root's output elsewhere, any length will do.

@@ -78,6 +78,35 @@ pub trait Transport {
         Ok(false)
     }
 
+    /// Sends the message that these bytes are, a long one of a collective, as far as it goes now, and straight from where
+    /// they lie. After [`Sent::Part`] the caller comes again with the same bytes, and nothing else of this tag, until it
+    /// is [`Sent::All`], or else gives it to [`Transport::send_alone`].
+    ///
+    /// # Errors
+    /// Those of [`Transport::try_send`].
+    fn send_along(&mut self, _to: usize, _tag: Tag, _dtype: DType, _bytes: &[u8]) -> Result<Sent> {
+        Ok(Sent::Never)
+    }
+
+    /// What [`Transport::send_along`] has begun goes on without its caller, who does not keep these bytes.
+    fn send_alone(&mut self, _to: usize, _bytes: &[u8]) {}
+
+    /// Takes the next bytes of the oldest message of this tag from this peer straight to where they are wanted, as far as
+    /// they have come. `None`: no such message comes this way. 0: nothing has come, or the message is one for
+    /// [`Transport::try_recv`]. Whoever has got something comes again until he has got all.
+    ///
+    /// # Errors
+    /// Those of [`Transport::try_recv`].
+    fn recv_along(
+        &mut self,
+        _from: usize,
+        _tag: Tag,
+        _of: (DType, usize),
+        _room: &mut [u8],
+    ) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
     /// Takes the storage of a finished message for one to come, or gives it back.
     fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
         Some(storage)
@@ -196,6 +225,20 @@ pub trait Control: core::marker::Send + Sync {
     }
 }
 
+/// How far a message that stays with its sender has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// It does not go this way; nothing was sent.
+    Never,
+    /// Not all of it.
+    Part {
+        /// Whether more of it than before.
+        moved: bool,
+    },
+    /// All of it.
+    All,
+}
+
 /// Which stream of messages between two ranks a message belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tag {
@@ -216,6 +259,9 @@ pub struct Wait {
     pub send: Vec<usize>,
     /// The collective that is not confirmed yet.
     pub confirm: Option<u64>,
+    /// Whether this thread has nothing else to do: it may keep looking for a moment before it sleeps. Not so where
+    /// others compute meanwhile, for whom that would be a core less.
+    pub eager: bool,
 }
 
 /// A message: elements of one type in storage aligned for all of them.

@@ -417,7 +417,8 @@ fn a_started_sum_goes_beside_the_computation() {
             );
             continue;
         }
-        // Where packets alone cost the cores that compute so much, no sum can do better.
-        assert!(ratio <= f64::max(1.2, 1.05 * plain), "{text}");
+        // Where packets alone cost the cores that compute more than that, something else is at work here.
+        let most = if plain <= 1.2 { 1.2 } else { 1.05 * plain };
+        assert!(ratio <= most, "{text}");
     }
 }

@@ -173,6 +173,13 @@ impl Run {
         }
     }
 
+    /// What it has begun to send goes on without it.
+    fn give_up<E: Element, T: Transport>(&mut self, link: &mut Link<T>, view: &View<'_, E>) {
+        if let Way::Messages(performer) = &mut self.way {
+            performer.give_up(link, view);
+        }
+    }
+
     fn wait(&self, wait: &mut Wait) {
         match &self.way {
             Way::Open => {}
@@ -233,6 +240,9 @@ impl<E: Element, T: Transport> Act<T> for Borrowed<'_, E> {
     }
     fn subject(&self) -> Subject {
         self.run.subject()
+    }
+    fn give_up(&mut self, link: &mut Link<T>, _: &Error) {
+        self.run.give_up(link, &self.view);
     }
 }
 
@@ -337,6 +347,9 @@ impl<E: Element, M: Memory<E>, T: Transport> Act<T> for Owned<E, M> {
     }
     fn subject(&self) -> Subject {
         self.run.subject()
+    }
+    fn give_up(&mut self, link: &mut Link<T>, _: &Error) {
+        self.run.give_up(link, &self.memory.get().view());
     }
 }
 

@@ -156,6 +156,7 @@ impl<T: Transport + Send + 'static> Core<T> {
             }
             let mut wait = Wait {
                 all: true,
+                eager: true,
                 ..Wait::default()
             };
             act.wait(&mut wait);

@@ -4,7 +4,7 @@ use alloc::{collections::BTreeMap, format, string::ToString, vec::Vec};
 
 use crate::{
     Element, Error, Result,
-    transport::{Message, Tag, Transport},
+    transport::{Message, Sent, Tag, Transport},
 };
 
 /// A transport with what this side keeps beside it: spare storage and counts.
@@ -57,6 +57,26 @@ impl<T: Transport> Link<T> {
             self.count(to, bytes.len() as u64, 1);
         }
         Ok(sent)
+    }
+
+    /// Sends `elements` along, counted once all are sent, if the transport can; see [`Transport::send_along`].
+    ///
+    /// # Errors
+    /// Those of [`Transport::send_along`].
+    pub fn send_along<E: Element>(&mut self, to: usize, tag: Tag, elements: &[E]) -> Result<Sent> {
+        let bytes = bytemuck::cast_slice(elements);
+        let sent = self.transport.send_along(to, tag, E::DTYPE, bytes)?;
+        if sent == Sent::All {
+            self.count(to, bytes.len() as u64, 1);
+        }
+        Ok(sent)
+    }
+
+    /// What was begun goes on alone, counted.
+    pub fn send_alone<E: Element>(&mut self, to: usize, elements: &[E]) {
+        let bytes = bytemuck::cast_slice(elements);
+        self.transport.send_alone(to, bytes);
+        self.count(to, bytes.len() as u64, 1);
     }
 
     /// Payload bytes handed over so far, by place of the receiver.

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use crate::Element;
+use crate::{Element, plan::What};
 
 /// The memory of one operation on one rank.
 #[derive(Debug)]
@@ -45,6 +45,26 @@ impl<E: Element> View<'_, E> {
             Self::Apart { output, .. } => &mut output[range],
             Self::Whole { buffer, output, .. } => &mut buffer[output.clone()][range],
         }
+    }
+
+    /// Whether what goes out and elements of the output have memory in common.
+    pub(super) fn meets(&self, out: &What, output: &Range<usize>) -> bool {
+        let (sent, written) = match (self, out) {
+            (_, What::Output(range)) => (range.clone(), output.clone()),
+            (
+                Self::Whole {
+                    input: i,
+                    output: o,
+                    ..
+                },
+                What::Input(range),
+            ) => (
+                range.start + i.start..range.end + i.start,
+                output.start + o.start..output.end + o.start,
+            ),
+            _ => return false,
+        };
+        sent.start.max(written.start) < sent.end.min(written.end)
     }
 
     /// Where input and output lie, and how many elements each has.

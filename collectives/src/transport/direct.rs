@@ -40,6 +40,7 @@ mod work;
 pub(crate) use arena::Arena;
 pub(crate) use brief::{Outline, Task};
 pub use raw::copy_bytes;
+pub(crate) use raw::{PAST, fold_two};
 pub(crate) use shared::Pinned;
 pub(crate) use work::Memory;
 #[cfg(target_os = "linux")]
@@ -372,7 +373,8 @@ impl End {
     }
 }
 
-fn cores() -> usize {
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
     static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }

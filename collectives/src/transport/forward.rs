@@ -110,6 +110,30 @@ macro_rules! forward_transport {
             self.$inner.send_bytes(to, tag, dtype, bytes)
         }
 
+        fn send_along(
+            &mut self,
+            to: usize,
+            tag: $crate::transport::Tag,
+            dtype: $crate::DType,
+            bytes: &[u8],
+        ) -> $crate::Result<$crate::transport::Sent> {
+            self.$inner.send_along(to, tag, dtype, bytes)
+        }
+
+        fn send_alone(&mut self, to: usize, bytes: &[u8]) {
+            self.$inner.send_alone(to, bytes);
+        }
+
+        fn recv_along(
+            &mut self,
+            from: usize,
+            tag: $crate::transport::Tag,
+            of: ($crate::DType, usize),
+            room: &mut [u8],
+        ) -> $crate::Result<Option<usize>> {
+            self.$inner.recv_along(from, tag, of, room)
+        }
+
         fn recycle(&mut self, storage: ::std::vec::Vec<u64>) -> Option<::std::vec::Vec<u64>> {
             self.$inner.recycle(storage)
         }

@@ -12,6 +12,10 @@
 //! comes, for all its groups, so that no two ranks can block each other by sending at the same time.
 //! Nobody waits in a write. What a `send` leaves behind is written by the control thread.
 //!
+//! Long messages of collectives are written from and read to the memory of the call, in parts (`socket/along.rs`).
+//! Whoever waits for ranks of its own host in a blocking call keeps looking for a moment before it sleeps, if there is a
+//! core for each of them.
+//!
 //! Every rank hears every call of its group: with the first message about it, or else by itself. A
 //! call is over when all have been heard.
 //!
@@ -34,13 +38,14 @@ use std::{
     vec::Vec,
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, Timespec};
 
 use crate::{
     DType, Error, Result,
-    transport::{Call, Control, Message, Tag, Transport, Wait, checked_members},
+    transport::{Call, Control, Message, Sent, Tag, Transport, Wait, checked_members},
 };
 
+mod along;
 #[cfg(not(target_os = "linux"))]
 mod apart;
 mod codec;
@@ -59,8 +64,12 @@ pub mod mpi;
 mod mpi;
 #[cfg(target_os = "linux")]
 mod near;
+#[cfg(target_os = "linux")]
+mod queues;
 mod seat;
 pub(crate) mod stream;
+mod through;
+mod wait;
 pub(crate) mod waker;
 
 pub use join::{Join, Kind};
@@ -85,10 +94,14 @@ pub struct Sockets {
     owed: Vec<(u64, bool)>,
     /// Whether a collective has sent something since it was last seen to be with the kernel.
     sending: bool,
+    along: along::Along,
     /// Where all members share memory.
     #[cfg(target_os = "linux")]
     near: Option<near::Near>,
 }
+
+/// How long a rank that has nothing else to do keeps looking before it sleeps.
+const LINGER: Duration = Duration::from_micros(60);
 
 impl Sockets {
     fn new(mesh: Arc<Mesh>, group: Arc<Group>) -> Result<Self> {
@@ -103,6 +116,7 @@ impl Sockets {
             sent: vec![0; n],
             owed: vec![(0, false); n],
             sending: false,
+            along: along::Along::new(n),
         })
     }
 
@@ -159,7 +173,7 @@ impl Sockets {
 
     /// Sends a long message by shared memory; false where there is none or no room in it.
     #[cfg(target_os = "linux")]
-    fn lend(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> bool {
+    fn lend_memory(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> bool {
         let (mesh, rank) = (self.mesh.clone(), self.group.ranks[to]);
         let Some(shm) = mesh.shm.as_ref().filter(|shm| shm.sees(rank)) else {
             return false;
@@ -180,7 +194,7 @@ impl Sockets {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn lend(&mut self, _: usize, _: Tag, _: DType, _: &[u8]) -> bool {
+    fn lend_memory(&mut self, _: usize, _: Tag, _: DType, _: &[u8]) -> bool {
         false
     }
 
@@ -255,6 +269,7 @@ impl Sockets {
                 self.told[place] = sequence + 1;
                 let number = self.mesh.push(self.group.ranks[place], frame, Vec::new());
                 self.sent[place] = number + 1;
+                self.sending = true;
             }
         }
     }
@@ -270,6 +285,15 @@ impl Sockets {
             .all(|(&rank, &sent)| self.mesh.has_sent(rank, sent))
     }
 
+    /// Whether what is waited for in the arena has come.
+    fn arrived(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        if let Some(end) = self.near.as_ref().and_then(near::Near::known) {
+            return end.arrived();
+        }
+        false
+    }
+
     /// Whether nothing that is waited for in the arena has come; who brings it knocks from now on.
     fn may_sleep(&self) -> bool {
         #[cfg(target_os = "linux")]
@@ -277,46 +301,6 @@ impl Sockets {
             return end.may_sleep(near::ON_SOCKETS);
         }
         true
-    }
-
-    /// Sleeps until a socket of this group is ready or somebody rings, and serves what is ready.
-    fn serve(&self, timeout: Duration) {
-        let (mesh, group) = (&self.mesh, &self.group);
-        if let Some(mpi) = mesh.mpi() {
-            // What it sent may be taken back by another thread, which rouses nobody.
-            let sending = !self.flushed();
-            return mpi.wait(mesh, group, timeout, || sending && self.flushed());
-        }
-        let mut fds = vec![PollFd::new(&group.waker, PollFlags::IN)];
-        let mut ranks = Vec::with_capacity(group.ranks.len());
-        for &rank in &group.ranks {
-            let Some(peer) = mesh.peer(rank) else {
-                continue;
-            };
-            let mut flags = PollFlags::empty();
-            // One that somebody else is reading from right now has that reader.
-            flags.set(PollFlags::IN, !lock(&peer.inn).over);
-            flags.set(PollFlags::OUT, !lock(&peer.out).is_empty());
-            if !flags.is_empty() {
-                ranks.push(rank);
-                fds.push(PollFd::new(&peer.data, flags));
-            }
-        }
-        poll(&mut fds, timeout);
-        // What this thread brings itself need not wake it.
-        lock(&group.inbox).park(false);
-        if !fds[0].revents().is_empty() {
-            group.waker.hush();
-        }
-        for (fd, rank) in fds[1..].iter().zip(ranks) {
-            let ready = fd.revents();
-            if ready.contains(PollFlags::OUT) {
-                mesh.flush(rank);
-            }
-            if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-                mesh.pull(rank);
-            }
-        }
     }
 }
 
@@ -355,7 +339,7 @@ impl Transport for Sockets {
         let (tag, dtype, len, bytes) = (message.tag, message.dtype, message.len(), message.bytes());
         let words = message.into_storage();
         let payload = &bytemuck::cast_slice::<u64, u8>(&words)[..bytes];
-        if self.lend(to, tag, dtype, payload) {
+        if self.lend_memory(to, tag, dtype, payload) {
             drop(self.mesh.pool.give(words));
             return Ok(None);
         }
@@ -378,7 +362,7 @@ impl Transport for Sockets {
         if matches!(tag, Tag::User(_)) {
             return Ok(false);
         }
-        if self.lend(to, tag, dtype, bytes) {
+        if self.lend_memory(to, tag, dtype, bytes) {
             return Ok(true);
         }
         let frame = self.message(to, tag, dtype, bytes.len() / dtype.bytes());
@@ -387,6 +371,24 @@ impl Transport for Sockets {
         let number = lock(&peer.out).push_bytes(frame, bytes, &peer.data, &mesh.pool);
         self.note(to, tag, number);
         Ok(true)
+    }
+
+    fn send_along(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<Sent> {
+        self.lend(to, (tag, dtype), bytes)
+    }
+
+    fn send_alone(&mut self, to: usize, bytes: &[u8]) {
+        self.unlend(to, Some(bytes));
+    }
+
+    fn recv_along(
+        &mut self,
+        from: usize,
+        tag: Tag,
+        (dtype, len): (DType, usize),
+        room: &mut [u8],
+    ) -> Result<Option<usize>> {
+        self.take(from, (tag, dtype, len), room)
     }
 
     fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {
@@ -423,6 +425,7 @@ impl Transport for Sockets {
     }
 
     fn announce(&mut self, call: &Call) -> Result<()> {
+        self.forget_along();
         self.group.healthy()?;
         #[cfg(target_os = "linux")]
         if let Some(near) = &mut self.near {
@@ -433,6 +436,7 @@ impl Transport for Sockets {
             };
         }
         self.call = Some(*call);
+        lock(&self.group.inbox).within = Some(call.sequence);
         let outcome = self.group.announce(*call);
         outcome.map_err(|mismatch| {
             // Those who have not heard of this call must see the same difference.
@@ -454,13 +458,17 @@ impl Transport for Sockets {
             let flushed = self.flushed();
             if flushed {
                 self.sending = false;
-                lock(&self.group.inbox).forget(sequence);
+                let mut inbox = lock(&self.group.inbox);
+                inbox.forget(sequence);
+                inbox.within = None;
             }
             return Ok(flushed);
         }
         let absent: Vec<usize> = inbox.absentees(sequence).collect();
         drop(inbox);
         let gone = absent.into_iter().find(|&place| self.left(place));
+        // What it called before it left counts, though it came after the first look.
+        let gone = gone.filter(|&place| !lock(&self.group.inbox).has_called(place, sequence));
         gone.map_or(Ok(false), |place| Err(self.lost(place)))
     }
 
@@ -518,7 +526,11 @@ impl Transport for Sockets {
         if let Some(sequence) = called {
             self.tell_rest(sequence);
         }
+        self.store_whole(wait);
         lock(&self.group.inbox).want(wait);
+        if wait.eager && self.hurries().unwrap_or_else(|| self.linger(wait, timeout)) {
+            return lock(&self.group.inbox).unpark();
+        }
         loop {
             let flushed = wait.confirm.is_none() || self.flushed();
             // What comes in the arena instead rings here too.
@@ -555,12 +567,14 @@ impl Transport for Sockets {
     }
 }
 
-#[cfg(target_os = "linux")]
 impl Drop for Sockets {
     fn drop(&mut self) {
-        if let Some(near) = &self.near
-            && !self.mesh.birth.elsewhere()
-        {
+        if self.mesh.birth.elsewhere() {
+            return;
+        }
+        self.forget_along();
+        #[cfg(target_os = "linux")]
+        if let Some(near) = &self.near {
             near.leave(&self.group);
         }
     }

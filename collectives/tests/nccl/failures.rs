@@ -191,6 +191,11 @@ fn what_nccl_says_is_told_to_every_rank() {
             "fail=ncclCommInitRankConfig:1:Cuda failure 2 'out of memory'",
             "ncclCommInitRankConfig",
         ),
+        // Two ranks on one GPU, where that is not allowed.
+        (
+            "fail=ncclCommInitRankConfig:5:Duplicate GPU detected",
+            "ncclCommInitRankConfig",
+        ),
         ("stall=1;broken=3", "ncclCommGetAsyncError"),
     ] {
         let told = Told::new(call_named);

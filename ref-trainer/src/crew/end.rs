@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quintet_collectives::transport::buffer::Buffer;
 use quintet_collectives::transport::direct::Sharing;
-use quintet_collectives::transport::{Call, Control, Message, Tag, Transport, Wait};
+use quintet_collectives::transport::{Call, Control, Message, Sent, Tag, Transport, Wait};
 use quintet_collectives::{DType, Element, Local, Result, Sockets};
 
 /// What carries the messages of a rank.
@@ -49,6 +49,24 @@ impl Transport for End {
 
     fn send_bytes(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<bool> {
         each!(self, end => end.send_bytes(to, tag, dtype, bytes))
+    }
+
+    fn send_along(&mut self, to: usize, tag: Tag, dtype: DType, bytes: &[u8]) -> Result<Sent> {
+        each!(self, end => end.send_along(to, tag, dtype, bytes))
+    }
+
+    fn send_alone(&mut self, to: usize, bytes: &[u8]) {
+        each!(self, end => end.send_alone(to, bytes));
+    }
+
+    fn recv_along(
+        &mut self,
+        from: usize,
+        tag: Tag,
+        of: (DType, usize),
+        room: &mut [u8],
+    ) -> Result<Option<usize>> {
+        each!(self, end => end.recv_along(from, tag, of, room))
     }
 
     fn recycle(&mut self, storage: Vec<u64>) -> Option<Vec<u64>> {

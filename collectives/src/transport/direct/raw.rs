@@ -226,6 +226,15 @@ pub(crate) unsafe fn fold<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<
     unsafe { fold_plain(fold, ins, outs) };
 }
 
+/// The fold of two, the first on the left, into a third that nobody reads soon.
+pub(crate) fn fold_two<E: Element>(op: ReduceOp, ins: [&[E]; 2], out: &mut [E]) {
+    let len = out.len().min(ins[0].len()).min(ins[1].len());
+    let of = Fold { op, world: 2, len };
+    let out = (out.as_mut_ptr(), Target::Memory);
+    // SAFETY: all three are that long, and the output is borrowed mutably.
+    unsafe { fold(of, &ins.map(<[E]>::as_ptr), &[out]) };
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn fold_avx2<E: Element>(fold: Fold, ins: &[*const E], outs: &[Out<E>]) {

@@ -12,9 +12,9 @@ use std::{
     vec::Vec,
 };
 
-use super::{lock, waker::Waker};
+use super::{along::LONG, frame::Frame, lock, waker::Waker};
 use crate::{
-    Error, Result,
+    DType, Error, Result,
     transport::{Call, Message, Tag, Wait},
 };
 
@@ -56,6 +56,10 @@ pub(super) struct Inbox {
     pub(super) credit: Vec<u64>,
     /// User bytes taken out and not given back, and whether the sender waits for them, by place.
     pub(super) consumed: Vec<(u64, bool)>,
+    /// Long messages that the owner wants to read himself, by place: the next of that tag.
+    pub(super) along: Vec<(usize, Tag, DType, usize)>,
+    /// The collective that the owner is in.
+    pub(super) within: Option<u64>,
     wanted: Vec<(usize, Tag)>,
     needed: usize,
     confirm: Option<u64>,
@@ -113,6 +117,40 @@ impl Group {
         }
     }
 
+    /// Makes a park in progress return, to look at everything anew.
+    pub(super) fn poke_parked(&self) {
+        let mut inbox = lock(&self.inbox);
+        if inbox.parked {
+            inbox.poked = true;
+            self.rouse(&mut inbox);
+        }
+    }
+
+    /// Whether the owner wants to read the payload of this frame himself: he waits for it, and is told that it is
+    /// there, or else is about to come to it.
+    pub(super) fn claims(&self, place: usize, frame: &Frame) -> Option<bool> {
+        let mut inbox = lock(&self.inbox);
+        if self.is_poisoned() {
+            return None;
+        }
+        let wish = (place, frame.tag, frame.dtype, frame.len as usize);
+        if let Some(at) = inbox.along.iter().position(|along| *along == wish) {
+            inbox.along.swap_remove(at);
+            inbox.poked = true;
+            self.rouse(&mut inbox);
+            return Some(true);
+        }
+        let within = inbox.within.map(Tag::Collective) == Some(frame.tag);
+        let key = (place, frame.tag);
+        // Who sleeps for it without having wished for parts wants it whole; who wished for another is told of this one.
+        let other = inbox
+            .along
+            .iter()
+            .any(|(from, tag, ..)| (*from, *tag) == key);
+        let whole = other || inbox.wanted.contains(&key);
+        (within && !whole && frame.payload() >= LONG).then_some(false)
+    }
+
     pub(super) fn leave(&self, place: usize) {
         self.left[place].store(true, Ordering::Release);
         self.poke();
@@ -121,6 +159,8 @@ impl Group {
     pub(super) fn push(&self, place: usize, message: Message) {
         let mut inbox = lock(&self.inbox);
         let key = (place, message.tag);
+        // What is still to come of this tag is not the next.
+        inbox.along.retain(|(from, tag, ..)| (*from, *tag) != key);
         inbox.lanes[place].push_back(message);
         if inbox.wanted.contains(&key) {
             inbox.needed = inbox.needed.saturating_sub(1);
@@ -208,6 +248,10 @@ impl Inbox {
 
     pub(super) fn all_called(&self, sequence: u64) -> bool {
         self.announced.iter().all(|&calls| calls > sequence)
+    }
+
+    pub(super) fn has_called(&self, place: usize, sequence: u64) -> bool {
+        self.announced[place] > sequence
     }
 
     /// A member that has not made this call.

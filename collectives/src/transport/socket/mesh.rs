@@ -16,7 +16,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    conn::{End, In, Out, Pool},
+    conn::{Claim, End, In, Out, Pool, Sink},
     control::{Note, Plane},
     frame::{Frame, Kind},
     group::Group,
@@ -26,7 +26,10 @@ use super::{
 };
 #[cfg(target_os = "linux")]
 use crate::transport::shm::Shm;
-use crate::{Error, Result, transport::Message};
+use crate::{
+    Error, Result,
+    transport::{Message, direct::cores},
+};
 
 #[derive(Debug)]
 pub(super) struct Mesh {
@@ -38,6 +41,8 @@ pub(super) struct Mesh {
     pub(super) bound: u64,
     pub(super) payload_crc: bool,
     pub(super) peers: Vec<Option<Peer>>,
+    /// Whether the ranks of this host have a core each, so that to keep looking is not to keep others from running.
+    pub(super) brisk: bool,
     /// By rank: it said that no more data comes.
     byes: Vec<AtomicBool>,
     pub(super) plane: Plane,
@@ -65,7 +70,9 @@ pub(super) struct Peer {
     pub(super) out: Mutex<Out>,
     pub(super) inn: Mutex<In>,
     /// What is queued must go out though nobody waits for it.
-    helped: AtomicBool,
+    pub(super) helped: AtomicBool,
+    /// Whether that rank is on this host.
+    pub(super) near: bool,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +94,7 @@ struct Registry {
 impl Peer {
     pub(super) fn new(data: Stream) -> Self {
         Self {
+            near: data.is_near(),
             data,
             out: Mutex::default(),
             inn: Mutex::new(In::new()),
@@ -102,7 +110,9 @@ impl Mesh {
         peers: Vec<Option<Peer>>,
         plane: Plane,
     ) -> Self {
+        let near = peers.iter().flatten().filter(|peer| peer.near).count();
         Self {
+            brisk: near < cores(),
             birth: crate::forked::Birth::here(),
             rank,
             world,
@@ -194,20 +204,21 @@ impl Mesh {
         });
     }
 
-    fn live(&self) -> Vec<Arc<Group>> {
+    pub(super) fn live(&self) -> Vec<Arc<Group>> {
         let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
         groups.values().filter_map(Weak::upgrade).collect()
     }
 
-    fn find(&self, id: u64) -> Option<Arc<Group>> {
+    pub(super) fn find(&self, id: u64) -> Option<Arc<Group>> {
         let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
         groups.get(&id).and_then(Weak::upgrade)
     }
 
     // Data.
 
-    /// Takes in what has come from a rank; whether anything has.
-    pub(super) fn pull(&self, rank: usize) -> bool {
+    /// Takes in what has come from a rank, for a group or for all, up to a payload that only its claimant reads; whether
+    /// anything has come.
+    pub(super) fn pull(&self, rank: usize, group: Option<u64>) -> bool {
         let Some(peer) = self.peer(rank) else {
             return false;
         };
@@ -215,17 +226,28 @@ impl Mesh {
         if inn.over {
             return false;
         }
-        let end = inn.pull(&peer.data, &self.pool, |frame, words| {
-            self.deliver(rank, frame, words);
-        });
-        drop(inn);
-        match end {
-            Ok(moved) => return moved,
-            Err(End::Closed(_)) if self.byes[rank].load(Ordering::Acquire) => {}
-            Err(End::Closed(why)) => self.plane.suspect(rank, why),
-            Err(End::Damaged(why)) => self.ended(rank, why),
+        if let Some(claim) = inn.claim() {
+            let mine = group == Some(claim.group);
+            match self.claims_still(claim.group) {
+                true if claim.wanted || mine => return false,
+                true => inn.store(&self.pool),
+                false => inn.disclaim(),
+            }
         }
-        true
+        let end = inn.pull(&peer.data, &self.pool, &mut From { mesh: self, rank });
+        drop(inn);
+        end.unwrap_or_else(|end| {
+            self.end_of(rank, end);
+            true
+        })
+    }
+
+    pub(super) fn end_of(&self, rank: usize, end: End) {
+        match end {
+            End::Closed(_) if self.byes[rank].load(Ordering::Acquire) => {}
+            End::Closed(why) => self.plane.suspect(rank, why),
+            End::Damaged(why) => self.ended(rank, why),
+        }
     }
 
     pub(super) fn deliver(&self, from: usize, frame: Frame, words: Vec<u64>) {
@@ -410,8 +432,9 @@ impl Mesh {
     /// Ranks to which something must go out though nobody waits for it.
     pub(super) fn unsent(&self) -> Vec<usize> {
         let helped = |rank: &usize| {
-            self.peer(*rank)
-                .is_some_and(|peer| peer.helped.load(Ordering::Acquire))
+            self.peer(*rank).is_some_and(|peer| {
+                peer.helped.load(Ordering::Acquire) && !lock(&peer.out).is_lent()
+            })
         };
         (0..self.world).filter(helped).collect()
     }
@@ -592,6 +615,22 @@ impl Mesh {
         let registry = lock(&self.registry);
         let lost = registry.gone.iter().filter(|(_, cause)| cause.is_some());
         lost.map(|(rank, _)| *rank).collect()
+    }
+}
+
+/// Gives what comes from a rank to whom it is for.
+pub(super) struct From<'a> {
+    pub(super) mesh: &'a Mesh,
+    pub(super) rank: usize,
+}
+
+impl Sink for From<'_> {
+    fn claims(&mut self, frame: &Frame) -> Option<Claim> {
+        self.mesh.claim(self.rank, frame)
+    }
+
+    fn deliver(&mut self, frame: Frame, words: Vec<u64>) {
+        self.mesh.deliver(self.rank, frame, words);
     }
 }
 

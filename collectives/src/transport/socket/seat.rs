@@ -17,7 +17,7 @@ use super::{
     control::{Note, serve},
     frame::{Frame, Kind},
     lock,
-    mesh::Mesh,
+    mesh::{Mesh, Peer},
     poll,
 };
 use crate::{Communicator, Error, Result, transport::Tag};
@@ -50,6 +50,9 @@ const LINGER: Duration = Duration::from_secs(30);
 
 /// The same where something in the run has failed.
 const BRIEFLY: Duration = Duration::from_millis(300);
+
+/// Between two looks at what only others can send.
+const LOOK: Duration = Duration::from_millis(5);
 
 impl Seat {
     pub(super) fn new(mesh: Mesh) -> Result<Self> {
@@ -254,12 +257,19 @@ impl Seat {
             if unsent.is_empty() || left.is_zero() {
                 return;
             }
-            let mut fds: Vec<PollFd<'_>> = unsent
+            // Another thread may still be writing what it has lent.
+            let peers = unsent.iter().filter_map(|&rank| mesh.peer(rank));
+            let (lent, free): (Vec<_>, Vec<_>) = peers.partition(|peer| lock(&peer.out).is_lent());
+            let mut fds: Vec<PollFd<'_>> = free
                 .iter()
-                .filter_map(|&rank| mesh.peer(rank))
                 .map(|peer| PollFd::new(&peer.data, PollFlags::OUT))
                 .collect();
-            poll(&mut fds, left);
+            let time = if lent.is_empty() {
+                left
+            } else {
+                left.min(LOOK)
+            };
+            poll(&mut fds, time);
             unsent.into_iter().for_each(|rank| mesh.flush(rank));
         }
     }
@@ -269,17 +279,24 @@ impl Seat {
         if self.mesh.failing() { BRIEFLY } else { LINGER }
     }
 
-    /// Closes this direction of each connection. What has come is read first: to close on unread
-    /// bytes would take back what is under way to the peer.
+    /// Closes this direction of each connection. What comes is read until the peer has all that was sent: to close on
+    /// unread bytes, or to be closed when more come, would take back what is under way to it.
     fn shut(&self) {
+        let until = Instant::now() + self.patience();
         if let Some(mpi) = self.mesh.mpi() {
-            return mpi.close(&self.mesh, Instant::now() + self.patience());
+            return mpi.close(&self.mesh, until);
         }
-        for rank in 0..self.mesh.world {
-            if let Some(peer) = self.mesh.peer(rank) {
-                peer.data.shutdown(Shutdown::Write);
-                while self.mesh.pull(rank) && !lock(&peer.inn).over {}
+        let peers = || (0..self.mesh.world).filter_map(|rank| Some((rank, self.mesh.peer(rank)?)));
+        peers().for_each(|(_, peer)| peer.data.shutdown(Shutdown::Write));
+        loop {
+            for (rank, peer) in peers() {
+                while self.mesh.pull(rank, None) && !lock(&peer.inn).over {}
             }
+            let behind = |peer: &Peer| peer.data.is_behind() && !lock(&peer.inn).over;
+            if !peers().any(|(_, peer)| behind(peer)) || Instant::now() >= until {
+                return;
+            }
+            thread::sleep(LOOK);
         }
     }
 }

@@ -116,11 +116,52 @@ impl Stream {
         }
     }
 
+    /// Whether it can be told how many bytes wake a sleeper, and is told so.
+    pub(crate) fn wake_from(&self, bytes: usize) -> bool {
+        #[cfg(target_os = "linux")]
+        if let Self::Tcp(s) = self {
+            super::queues::wake_from(s, bytes);
+            return true;
+        }
+        let _ = bytes;
+        false
+    }
+
+    /// Whether the other end lacks something of what was written, as far as the system says.
+    pub(crate) fn is_behind(&self) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tcp(s) => super::queues::unacknowledged(s),
+            Self::Faulty(f) => f.inner.is_behind(),
+            // What is written lies with the other end at once.
+            _ => false,
+        }
+    }
+
+    /// Whether the other end is on this host.
+    pub(crate) fn is_near(&self) -> bool {
+        match self {
+            Self::Tcp(s) => match (s.local_addr(), s.peer_addr()) {
+                (Ok(mine), Ok(other)) => mine.ip() == other.ip(),
+                _ => false,
+            },
+            Self::Unix(_) => true,
+            Self::Faulty(f) => f.inner.is_near(),
+        }
+    }
+
     /// Small messages go at once; a host that is gone is noticed though nothing is being sent.
     pub(crate) fn tune(&self) {
         // Without these it works, only later or slower.
         match self {
-            Self::Tcp(s) => drop(s.set_nodelay(true)),
+            Self::Tcp(s) => {
+                drop(s.set_nodelay(true));
+                // A system's own choice may pace what it sends, which on a host only keeps it back.
+                #[cfg(target_os = "linux")]
+                if self.is_near() {
+                    let _ = rustix::net::sockopt::set_tcp_congestion(s, "reno");
+                }
+            }
             // Tcp finds its own; a unix socket's default is a few turns for each large message.
             Self::Unix(s) => drop(rustix::net::sockopt::set_socket_send_buffer_size(
                 s,

@@ -1,0 +1,233 @@
+//! Long messages over sockets, which go from the caller's memory to the caller's memory: right in pieces of any length,
+//! beside those of other groups on the same connection, and after somebody has given up in the middle.
+#![cfg(unix)]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::join;
+use quintet_collectives::plan::Operation;
+use quintet_collectives::transport::fault::WireFaults;
+use quintet_collectives::transport::socket::{Kind, Seat, Sockets};
+use quintet_collectives::transport::{Call, Sent, Tag, Transport, Wait};
+use quintet_collectives::{Communicator, DType, Error, Order, ReduceOp, Result};
+
+type Comm = Communicator<Sockets>;
+
+const KINDS: [Kind; 2] = [Kind::Tcp, Kind::Unix];
+
+fn each(seats: Vec<Seat>, body: impl Fn(&Comm) -> Result<()> + Sync) {
+    thread::scope(|scope| {
+        for seat in seats {
+            let body = &body;
+            let limit = Duration::from_secs(40);
+            scope.spawn(move || seat.run(|comm| body(&comm.with_deadline(limit))).unwrap());
+        }
+    });
+}
+
+/// What rank `rank` brings: small whole numbers, so that no sum is rounded.
+fn mine(rank: usize, len: usize, turn: usize) -> Vec<f32> {
+    let x = (0..len).map(|i| ((i * 7 + rank * 13 + turn) % 101) as f32);
+    x.collect()
+}
+
+fn sums(comm: &Comm, lens: &[usize]) -> Result<()> {
+    let (n, me) = (comm.world(), comm.rank());
+    for (turn, &len) in lens.iter().enumerate() {
+        let x = mine(me, len, turn);
+        let mut expected = vec![0f32; len];
+        for rank in 0..n {
+            let theirs = mine(rank, len, turn);
+            expected
+                .iter_mut()
+                .zip(theirs)
+                .for_each(|(sum, x)| *sum += x);
+        }
+        let mut apart = vec![0f32; len];
+        comm.all_reduce_into(&x, &mut apart, ReduceOp::Sum)?;
+        assert!(apart == expected, "{len} apart");
+        let mut within = x.clone();
+        comm.all_reduce(&mut within, ReduceOp::Sum)?;
+        assert!(within == expected, "{len} in place");
+        let mut all = vec![0f32; len * n];
+        comm.all_gather(&x, &mut all)?;
+        for rank in 0..n {
+            assert!(
+                all[rank * len..][..len] == mine(rank, len, turn),
+                "{len} of {rank}"
+            );
+        }
+        let mut root = x.clone();
+        comm.broadcast(&mut root, n - 1)?;
+        assert!(root == mine(n - 1, len, turn), "{len} broadcast");
+        let mut part = vec![0f32; len];
+        comm.reduce_scatter(&all, &mut part, ReduceOp::Max)?;
+        assert!(part == mine(me, len, turn), "{len} scattered");
+    }
+    Ok(())
+}
+
+#[test]
+fn long_messages_arrive_whole_however_they_are_cut() {
+    for kind in KINDS {
+        for world in [2, 3] {
+            let lens = [16_383, 16_384, 40_001, 300_000];
+            each(join(kind, world, |_| {}), |comm| sums(comm, &lens));
+            let short = |seed| WireFaults {
+                short: true,
+                seed,
+                ..WireFaults::default()
+            };
+            let seats = join(kind, world, |join| {
+                join.faults = Some(short(join.rank as u64))
+            });
+            each(seats, |comm| sums(comm, &[20_000, 70_001]));
+        }
+    }
+}
+
+/// Elements beyond any socket's buffers.
+const BEYOND: usize = 12 << 20;
+
+#[test]
+fn groups_share_a_connection_while_one_has_a_long_message_on_it() {
+    for kind in KINDS {
+        each(join(kind, 2, |_| {}), |comm| {
+            let other = comm.split(0, -(comm.rank() as i64))?;
+            let (lens, many) = ([400_000, 20_000, 900_001], [1, 20_000, 1, 100_000, 3]);
+            thread::scope(|scope| {
+                let thread = scope.spawn(|| (0..3).try_for_each(|_| sums(comm, &lens)));
+                (0..6).try_for_each(|_| sums(&other, &many))?;
+                thread.join().unwrap()
+            })?;
+            // One calls late: what the other sends him meanwhile keeps nobody else from going on.
+            thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    if comm.rank() == 0 {
+                        thread::sleep(Duration::from_millis(300));
+                    }
+                    let mut x = vec![1f32; BEYOND];
+                    comm.all_reduce(&mut x, ReduceOp::Sum)?;
+                    assert!(x.iter().all(|x| *x == 2.0));
+                    Ok(())
+                });
+                thread::sleep(Duration::from_millis(50));
+                sums(&other, &[5, 30_000])?;
+                thread.join().unwrap()
+            })
+        });
+    }
+}
+
+#[test]
+fn who_gives_up_in_the_middle_leaves_the_connection_to_others() {
+    for kind in KINDS {
+        each(join(kind, 2, |_| {}), |comm| {
+            let other = comm.split(0, comm.rank() as i64)?;
+            let given_up = comm.split(0, comm.rank() as i64)?;
+            if comm.rank() == 0 {
+                let brief = given_up.with_deadline(Duration::from_millis(150));
+                let error = brief.all_reduce(&mut vec![1f32; BEYOND], ReduceOp::Sum);
+                assert!(
+                    matches!(error, Err(Error::Timeout { peer: Some(1), .. })),
+                    "{error:?}"
+                );
+            } else {
+                thread::sleep(Duration::from_millis(300));
+            }
+            sums(&other, &[7, 100_000, 1_000_000])
+        });
+    }
+}
+
+/// All that a rank sent is to be had after it has left, the last of it too, which comes together with the end of the
+/// connection.
+#[test]
+fn what_a_rank_sent_before_it_left_is_taken_whole() {
+    const LEN: usize = 134_925;
+    let (tag, limit) = (Tag::Collective(0), Duration::from_secs(1));
+    let call = Call {
+        sequence: 0,
+        operation: Operation::Gather,
+        dtype: DType::U8,
+        len: 2 * LEN,
+        counts: 0,
+        root: Some(0),
+        redop: None,
+        order: Order::Rank,
+        site: None,
+    };
+    let sent: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+    for kind in KINDS {
+        let mut seats = join(kind, 2, |_| {});
+        let (one, zero) = (seats.pop().unwrap(), seats.pop().unwrap());
+        let mut end = one.endpoint().unwrap();
+        end.announce(&call).unwrap();
+        let wait = Wait {
+            send: vec![0],
+            ..Wait::default()
+        };
+        let mut gone = false;
+        for _ in 0..20 {
+            gone = end.send_along(0, tag, DType::U8, &sent).unwrap() == Sent::All;
+            if gone {
+                break;
+            }
+            end.park(&wait, limit);
+        }
+        assert!(gone);
+        // It stays until the other has all.
+        let leaving = thread::spawn(move || drop((end, one)));
+        thread::sleep(Duration::from_millis(100));
+
+        let mut end = zero.endpoint().unwrap();
+        end.announce(&call).unwrap();
+        let wait = Wait {
+            recv: vec![(1, tag)],
+            ..Wait::default()
+        };
+        let (mut got, mut at) = (vec![0; LEN], 0);
+        for _ in 0..20 {
+            let came = end.recv_along(1, tag, (DType::U8, LEN), &mut got[at..]);
+            at += came.unwrap().unwrap();
+            if at == LEN {
+                break;
+            }
+            end.park(&wait, limit);
+        }
+        assert!(at == LEN && got == sent, "{kind:?}: {at} of {LEN}");
+        drop((end, zero));
+        leaving.join().unwrap();
+    }
+}
+
+/// What is longer than its receiver expects is an error at once, as a short message is.
+#[test]
+fn a_long_message_of_another_length_is_named() {
+    for kind in KINDS {
+        each(join(kind, 2, |_| {}), |comm| {
+            let (me, len) = (comm.rank(), 100_000);
+            let expected = if me == 0 { len } else { len - 10 };
+            let counts = |own: usize, other: usize| match me {
+                0 => [own, other],
+                _ => [other, own],
+            };
+            let (x, mut y) = (vec![1f32; len + 1], vec![0f32; expected + 1]);
+            let calls = comm.split(0, me as i64)?;
+            let outcome = calls.all_to_all_v(&x, &counts(1, len), &mut y, &counts(1, expected));
+            match (me, outcome) {
+                (0, _)
+                | (
+                    1,
+                    Err(Error::Message {
+                        rank: 1, peer: 0, ..
+                    }),
+                ) => Ok(()),
+                (_, other) => panic!("rank {me}: {other:?}"),
+            }
+        });
+    }
+}
