@@ -218,13 +218,16 @@ fn what_is_only_copied_is_read_where_it_lies() {
                 ] {
                     let before = seat.moved().read;
                     let each = len / n;
+                    // No two neighbours alike, so that what is read of another place shows.
+                    let is = |rank: usize, i: usize| (10_000 * rank + i % 8191) as f32;
+                    let of = |rank: usize, len| (0..len).map(|i| is(rank, i)).collect::<Vec<_>>();
                     let mut all = vec![0f32; n * each];
-                    comm.all_gather(&vec![me as f32; each], &mut all).unwrap();
-                    let from = |i: usize| (i / each) as f32;
+                    comm.all_gather(&of(me, each), &mut all).unwrap();
+                    let from = |i: usize| is(i / each, i % each);
                     assert!(all.iter().enumerate().all(|(i, x)| *x == from(i)));
-                    let mut one = vec![me as f32; len];
+                    let mut one = of(me, len);
                     comm.broadcast(&mut one, 1).unwrap();
-                    assert!(one.iter().all(|x| *x == 1.0));
+                    assert!(one == of(1, len));
                     read.push(seat.moved().read - before);
                 }
                 seat.finish(Ok(()));
