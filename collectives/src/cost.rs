@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Everything here is a pure function of values that are equal on all ranks: whoever has the same
-//! [`Model`] makes the same choice, and equal times are settled by [`Algorithm::ALL`]'s order.
+//! [`Model`] makes the same choice, and times that are equal but for roundings are settled by
+//! [`Algorithm::ALL`]'s order.
 //! [`Model::explain`] shows every candidate; [`simulate`] places a plan's messages one by one on the
 //! links of a [`Topology`].
 //!

@@ -123,9 +123,14 @@ fn read() -> Result<String> {
     let process = from_env()?;
     let comm = process.communicator()?;
     println!("\nready");
-    let mut x = vec![comm.rank() as f32; 40_000];
+    let is = |rank: usize| {
+        (0..40_000)
+            .map(|i| (i + 50_000 * rank) as f32)
+            .collect::<Vec<_>>()
+    };
+    let mut x = is(comm.rank());
     comm.broadcast(&mut x, 1)?;
-    assert!(x.iter().all(|x| *x == 1.0));
+    assert!(x == is(1));
     Ok(format!("read {}", process.seat().moved().read))
 }
 

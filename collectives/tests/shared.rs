@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,9 @@ use common::join;
 use half::bf16;
 use quintet_collectives::transport::Transport;
 use quintet_collectives::transport::socket::{Kind, Seat};
-use quintet_collectives::{Communicator, Element, Error, ReduceOp, Result, Sockets, World};
+use quintet_collectives::{
+    Communicator, Element, Error, Observed, Observer, ReduceOp, Result, Sockets, World,
+};
 
 /// Runs `body` as every rank of a run whose ranks share memory.
 fn shm<R: Send>(
@@ -216,13 +218,16 @@ fn what_is_only_copied_is_read_where_it_lies() {
                 ] {
                     let before = seat.moved().read;
                     let each = len / n;
+                    // No two neighbours alike, so that what is read of another place shows.
+                    let is = |rank: usize, i: usize| (10_000 * rank + i % 8191) as f32;
+                    let of = |rank: usize, len| (0..len).map(|i| is(rank, i)).collect::<Vec<_>>();
                     let mut all = vec![0f32; n * each];
-                    comm.all_gather(&vec![me as f32; each], &mut all).unwrap();
-                    let from = |i: usize| (i / each) as f32;
+                    comm.all_gather(&of(me, each), &mut all).unwrap();
+                    let from = |i: usize| is(i / each, i % each);
                     assert!(all.iter().enumerate().all(|(i, x)| *x == from(i)));
-                    let mut one = vec![me as f32; len];
+                    let mut one = of(me, len);
                     comm.broadcast(&mut one, 1).unwrap();
-                    assert!(one.iter().all(|x| *x == 1.0));
+                    assert!(one == of(1, len));
                     read.push(seat.moved().read - before);
                 }
                 seat.finish(Ok(()));
@@ -377,6 +382,47 @@ fn who_gives_up_leaves_no_memory_behind() {
             }
         }
         assert!(begin.elapsed() < Duration::from_secs(2));
+    }
+}
+
+/// Tells that a call has begun, and holds it up there.
+struct HeldUp(Mutex<mpsc::Sender<()>>);
+
+impl Observer for HeldUp {
+    fn begun(&self, _: u64, _: Option<u64>) {
+        let _ = self.0.lock().unwrap().send(());
+        thread::sleep(Duration::from_millis(500));
+    }
+    fn over(&self, _: &Observed<'_>) {}
+}
+
+#[test]
+fn a_timeout_tells_a_late_part_from_a_late_call() {
+    for called in [true, false] {
+        let (begins, begun) = mpsc::channel();
+        let (begins, begun) = (Mutex::new(Some(begins)), Mutex::new(begun));
+        let results = shm_with(2, false, |comm| {
+            let comm = comm.with_deadline(Duration::from_millis(200));
+            // Many pieces through the stages: nobody gets far alone.
+            let mut x = vec![1f32; 4 << 20];
+            if comm.rank() == 1 && called {
+                let begins = Mutex::new(begins.lock().unwrap().take().unwrap());
+                let comm = comm.with_observer(Arc::new(HeldUp(begins)));
+                return comm.all_reduce(&mut x, ReduceOp::Sum);
+            }
+            if comm.rank() == 1 {
+                thread::sleep(Duration::from_millis(500));
+            } else if called {
+                begun.lock().unwrap().recv().unwrap();
+            }
+            comm.all_reduce(&mut x, ReduceOp::Sum)
+        });
+        let text = results[0].as_ref().unwrap_err().to_string();
+        let what = if called { "its part" } else { "its call" };
+        assert!(
+            text.ends_with(&format!("waiting for rank 1: {what}")),
+            "{text}"
+        );
     }
 }
 

@@ -49,6 +49,8 @@ pub(super) struct Report {
     pub(super) what: String,
     /// Whether it is a collective that this rank has announced.
     pub(super) called: bool,
+    /// Whether every rank is known to have made the call: who is late now is late with its part.
+    pub(super) all: bool,
 }
 
 /// Acts of one track go one after another; those of different tracks go side by side.
@@ -210,6 +212,7 @@ impl Run {
             peer,
             what,
             called: self.sequence.is_some(),
+            all: matches!(self.way, Way::Shared(_, true)),
         }
     }
 }
@@ -418,6 +421,7 @@ impl<E: Element, B: AsRef<[E]>, T: Transport> Act<T> for Sending<E, B> {
             peer: Some(self.to),
             what,
             called: false,
+            all: false,
         }
     }
     fn track(&self) -> Track {
@@ -491,6 +495,7 @@ impl<E: Element, B: AsMut<[E]>, T: Transport> Act<T> for Receiving<E, B> {
             peer: Some(self.from),
             what,
             called: false,
+            all: false,
         }
     }
     fn track(&self) -> Track {

@@ -314,6 +314,7 @@ impl<K, T: Transport> Act<T> for Far<K> {
             peer,
             what: String::from(what),
             called: self.run.sequence.is_some(),
+            all: matches!(self.stage, Stage::Counting(..) | Stage::Begun),
         }
     }
 

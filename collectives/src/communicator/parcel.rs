@@ -262,6 +262,7 @@ impl<K, T: Transport> Act<T> for FarMessage<K> {
             peer: Some(self.parcel.peer),
             what: String::from(what),
             called: false,
+            all: false,
         }
     }
 

@@ -371,6 +371,7 @@ impl<T: Transport + Send + 'static> Core<T> {
             .flatten()
             .filter(|&absent| absent != transport.rank());
         let what = match absent {
+            Some(_) if report.all => String::from("its part"),
             Some(absent) if report.peer != Some(absent) => String::from("its call"),
             _ => report.what,
         };

@@ -62,7 +62,7 @@ impl Explanation {
             Verdict::Seconds(seconds) => Some((&row.spec, seconds)),
             Verdict::Excluded(_) => None,
         });
-        candidates.reduce(|best, next| if next.1 < best.1 { next } else { best })
+        candidates.reduce(|best, next| if less(next.1, best.1) { next } else { best })
     }
 
     /// The reasons against each, for the error that nothing is left.
@@ -146,7 +146,7 @@ impl Model {
         let offers = A::ALL.into_iter().filter(|a| offered(query.op, *a));
         offers
             .filter_map(|algorithm| self.judge(&net, query, order, algorithm).ok())
-            .reduce(|best, next| if next.1 < best.1 { next } else { best })
+            .reduce(|best, next| if less(next.1, best.1) { next } else { best })
     }
 
     /// Hard constraints, then the overrides, then the time.
@@ -213,6 +213,11 @@ impl Model {
     }
 }
 
+/// Whether a time is less than another by more than roundings make of times that are equal by their formulas.
+fn less(seconds: f64, than: f64) -> bool {
+    seconds < than * (1.0 - 1e-9)
+}
+
 /// Elements that are cut into pieces.
 fn cut(query: &Query, algorithm: A) -> usize {
     match (algorithm, query.op) {
@@ -236,10 +241,48 @@ fn pieces(net: &Net<'_>, query: &Query, algorithm: A) -> (usize, f64) {
     let mut pieces = 2;
     while pieces <= MOST_PIECES && bytes / pieces as u64 >= LEAST_CHUNK {
         let seconds = net.seconds(query, algorithm, pieces);
-        if seconds < best.1 {
+        if less(seconds, best.1) {
             best = (pieces, seconds);
         }
         pieces *= 2;
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        CollectiveShape,
+        cost::{Constants, Curve},
+    };
+
+    /// A ring of two sends what pairs do; with these constants its sum is rounded to a little less.
+    #[test]
+    fn equal_times_are_not_settled_by_roundings() {
+        let within = Constants {
+            latency: 2.512940625e-5,
+            overhead: 5.56309375e-6,
+            send: Curve::flat(2.3596933484077455e-9),
+            fold: Curve::flat(1.5881752967834473e-10),
+        };
+        let model = Model {
+            within,
+            ..Model::default()
+        };
+        let shape = CollectiveShape::AllReduce { len: 1 << 20 };
+        let table = model.explain(&shape, 2, DType::F32, Order::Any).unwrap();
+        let time = |algorithm| {
+            let row = table.rows.iter().find(|r| r.spec.algorithm == algorithm);
+            match row.unwrap().verdict {
+                Verdict::Seconds(seconds) => seconds,
+                Verdict::Excluded(_) => f64::NAN,
+            }
+        };
+        assert!(time(A::Ring) < time(A::Pairwise));
+        assert!(time(A::Ring) > time(A::Pairwise) * (1.0 - 1e-12));
+        assert_eq!(table.chosen().unwrap().0.algorithm, A::Pairwise);
+        let chosen = model.choose(&shape, 2, DType::F32, Order::Any).unwrap();
+        assert_eq!(chosen.algorithm, A::Pairwise);
+    }
 }

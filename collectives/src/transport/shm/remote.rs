@@ -6,19 +6,37 @@
 //! a read            [ the bytes | the mark ]   both of one process image, or it has failed
 //! ```
 //!
-//! Nobody writes into another process's memory. Whether reading is permitted depends on the user, on the containers and on the
-//! kernel's settings (Yama's `ptrace_scope`), so each rank tries it and says so with its calls; a group reads this
-//! way where all its ranks can. A mark is a number that lies at an address of its owner's: a process that has taken over the
-//! number of one that died does not have it there.
+//! Nobody writes into another process's memory. Whether reading is permitted depends on the user, on the containers and
+//! on the kernel's settings (Yama's `ptrace_scope`), so each rank tries it and says so with its calls; a group reads
+//! this way where all its ranks can.
+//!
+//! A process's number may name another process: one that has taken over the number of one that died, or whatever has
+//! that number in the reader's own namespace of processes, be it the reader itself. A mark tells: 64 random bits at an
+//! address of its owner's, read in the same call as the bytes, hence from the same process. Only a fork would have it
+//! too, so it lies on a page that the kernel wipes in forks. Who does not see another rank's process so reads nothing
+//! of it.
 #![allow(unsafe_code)]
 
-use std::{boxed::Box, sync::atomic::AtomicU64};
+use core::ptr::NonNull;
 
-use crate::Result;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::{Error, Result};
+
+/// Bytes of a page, or of a part of one.
+const PAGE: usize = 4096;
 
 /// What others find this process by.
 #[derive(Debug)]
-pub(super) struct Mark(Box<AtomicU64>);
+pub(super) struct Mark {
+    page: NonNull<u64>,
+    number: u64,
+}
+
+// SAFETY: the page is written before anybody has the value, and never again.
+unsafe impl Send for Mark {}
+// SAFETY: as above.
+unsafe impl Sync for Mark {}
 
 /// Where a process, and its mark, are.
 #[derive(Debug, Clone, Copy)]
@@ -30,17 +48,39 @@ pub(super) struct Owner {
 
 impl Mark {
     pub(super) fn new() -> Result<Self> {
-        let number = crate::transport::socket::random_u64()?;
-        Ok(Self(Box::new(AtomicU64::new(number))))
+        // In a fork the page reads as 0.
+        let number = crate::transport::socket::random_u64()?.max(1);
+        let failed = |e: rustix::io::Errno| Error::System {
+            what: "map a page",
+            reason: std::string::ToString::to_string(&e),
+        };
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a fresh mapping, unmapped only with the value.
+        let page = unsafe {
+            let page = mmap_anonymous(core::ptr::null_mut(), PAGE, prot, flags).map_err(failed)?;
+            // Linux before 4.14 cannot, and then a fork is taken for its parent.
+            let _ = madvise(page, PAGE, Advice::LinuxWipeOnFork);
+            page.cast::<u64>().write(number);
+            page
+        };
+        let page = NonNull::new(page.cast()).ok_or(failed(rustix::io::Errno::NOMEM))?;
+        Ok(Self { page, number })
     }
 
     /// What others are told; good as long as the mark lives.
     pub(super) fn owner(&self) -> Owner {
         Owner {
             process: u64::from(std::process::id()),
-            mark_at: (&raw const *self.0).expose_provenance() as u64,
-            mark: self.0.load(std::sync::atomic::Ordering::Relaxed),
+            mark_at: self.page.as_ptr().expose_provenance() as u64,
+            mark: self.number,
         }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: mapped for this value alone, which nobody has any more.
+        let _ = unsafe { munmap(self.page.as_ptr().cast(), PAGE) };
     }
 }
 
@@ -132,5 +172,38 @@ mod tests {
             },
             at
         ));
+    }
+
+    /// It has all that its parent has at the same addresses, but for the mark.
+    #[test]
+    fn a_fork_is_not_taken_for_its_parent() {
+        let mark = Mark::new().unwrap();
+        let me = mark.owner();
+        if !me.answers() {
+            return;
+        }
+        // SAFETY: the child calls nothing but what a handler of signals may.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: it waits to be ended.
+                unsafe { libc::pause() };
+            }
+        }
+        assert!(child > 0);
+        let fork = Owner {
+            process: child as u64,
+            ..me
+        };
+        let wiped = Owner { mark: 0, ..fork };
+        let answers = (fork.answers(), wiped.answers());
+        // SAFETY: a child of this process, which nobody has waited for.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, core::ptr::null_mut(), 0);
+        }
+        // Its memory could be read, and its mark was not there.
+        assert_eq!(answers, (false, true));
+        assert!(me.answers());
     }
 }
