@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
@@ -142,7 +143,21 @@ struct Rank {
 
 impl Rank {
     fn start(role: &str, transport: &str, rank: usize, world: usize, store: &Folder) -> Child {
-        Command::new(std::env::current_exe().unwrap())
+        Self::start_by(&[], role, transport, (rank, world), store)
+    }
+
+    /// A program and its words may stand before the rank's own.
+    fn start_by(
+        before: &[&str],
+        role: &str,
+        transport: &str,
+        (rank, world): (usize, usize),
+        store: &Folder,
+    ) -> Child {
+        let own = std::env::current_exe().unwrap();
+        let mut words = before.iter().map(OsStr::new).chain([own.as_os_str()]);
+        Command::new(words.next().unwrap())
+            .args(words)
             .args(["rank", "--exact", "--nocapture", "--test-threads=1"])
             .env("TEST_ROLE", role)
             .env("QUINTET_TRANSPORT", transport)
@@ -215,6 +230,36 @@ fn processes_read_each_others_memory() {
         return;
     }
     assert_eq!(ends, ["read 160000", "read 0", "read 160000"]);
+}
+
+/// In namespaces of their own all ranks are process 1: each finds itself by the number that another tells.
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_that_do_not_see_each_others_processes_share_memory_and_read_nothing() {
+    let before: Vec<&str> = "unshare --pid --fork --kill-child setarch -R"
+        .split(' ')
+        .collect();
+    let able = Command::new(before[0])
+        .args(&before[1..])
+        .arg("true")
+        .output();
+    if !able.is_ok_and(|done| done.status.success()) {
+        println!("skipped: this needs root, pid namespaces, `unshare` and `setarch`");
+        return;
+    }
+    for apart in [[true; 3], [false, true, false], [true, false, false]] {
+        let store = Folder::new();
+        let ranks: Vec<Child> = apart
+            .iter()
+            .enumerate()
+            .map(|(rank, &apart)| {
+                let before = if apart { &before[..] } else { &[] };
+                Rank::start_by(before, "read", "shm", (rank, 3), &store)
+            })
+            .collect();
+        let ends = ranks.into_iter().map(|rank| Rank::ready(rank).end());
+        assert_eq!(ends.collect::<Vec<_>>(), ["read 0"; 3], "{apart:?}");
+    }
 }
 
 #[test]

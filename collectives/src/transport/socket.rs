@@ -56,6 +56,8 @@ pub mod frame;
 mod group;
 pub(crate) mod handshake;
 mod join;
+#[cfg(target_os = "linux")]
+mod kernel;
 mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -64,8 +66,6 @@ pub mod mpi;
 mod mpi;
 #[cfg(target_os = "linux")]
 mod near;
-#[cfg(target_os = "linux")]
-mod queues;
 mod seat;
 pub(crate) mod stream;
 mod through;

@@ -120,7 +120,7 @@ impl Stream {
     pub(crate) fn wake_from(&self, bytes: usize) -> bool {
         #[cfg(target_os = "linux")]
         if let Self::Tcp(s) = self {
-            super::queues::wake_from(s, bytes);
+            super::kernel::wake_from(s, bytes);
             return true;
         }
         let _ = bytes;
@@ -131,7 +131,7 @@ impl Stream {
     pub(crate) fn is_behind(&self) -> bool {
         match self {
             #[cfg(target_os = "linux")]
-            Self::Tcp(s) => super::queues::unacknowledged(s),
+            Self::Tcp(s) => super::kernel::unacknowledged(s),
             Self::Faulty(f) => f.inner.is_behind(),
             // What is written lies with the other end at once.
             _ => false,
@@ -189,8 +189,7 @@ impl Stream {
         #[cfg(target_os = "linux")]
         if let Self::Unix(s) = self {
             let me = rustix::process::geteuid();
-            return rustix::net::sockopt::socket_peercred(s)
-                .is_ok_and(|peer| peer.uid == me || peer.uid.is_root());
+            return super::kernel::user_of(s).is_some_and(|user| user == me.as_raw() || user == 0);
         }
         true
     }
