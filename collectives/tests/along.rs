@@ -5,13 +5,13 @@
 mod common;
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::join;
 use quintet_collectives::plan::Operation;
 use quintet_collectives::transport::fault::WireFaults;
 use quintet_collectives::transport::socket::{Kind, Seat, Sockets};
-use quintet_collectives::transport::{Call, Sent, Tag, Transport, Wait};
+use quintet_collectives::transport::{Call, Message, Sent, Tag, Transport, Wait};
 use quintet_collectives::{Communicator, DType, Error, Order, ReduceOp, Result};
 
 type Comm = Communicator<Sockets>;
@@ -148,50 +148,27 @@ fn who_gives_up_in_the_middle_leaves_the_connection_to_others() {
 #[test]
 fn what_a_rank_sent_before_it_left_is_taken_whole() {
     const LEN: usize = 134_925;
-    let (tag, limit) = (Tag::Collective(0), Duration::from_secs(1));
-    let call = Call {
-        sequence: 0,
-        operation: Operation::Gather,
-        dtype: DType::U8,
-        len: 2 * LEN,
-        counts: 0,
-        root: Some(0),
-        redop: None,
-        order: Order::Rank,
-        site: None,
-    };
+    let limit = Duration::from_secs(1);
     let sent: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
     for kind in KINDS {
         let mut seats = join(kind, 2, |_| {});
         let (one, zero) = (seats.pop().unwrap(), seats.pop().unwrap());
         let mut end = one.endpoint().unwrap();
-        end.announce(&call).unwrap();
-        let wait = Wait {
-            send: vec![0],
-            ..Wait::default()
-        };
-        let mut gone = false;
-        for _ in 0..20 {
-            gone = end.send_along(0, tag, DType::U8, &sent).unwrap() == Sent::All;
-            if gone {
-                break;
-            }
-            end.park(&wait, limit);
-        }
-        assert!(gone);
+        end.announce(&gather(LEN)).unwrap();
+        send(&mut end, &sent);
         // It stays until the other has all.
         let leaving = thread::spawn(move || drop((end, one)));
         thread::sleep(Duration::from_millis(100));
 
         let mut end = zero.endpoint().unwrap();
-        end.announce(&call).unwrap();
+        end.announce(&gather(LEN)).unwrap();
         let wait = Wait {
-            recv: vec![(1, tag)],
+            recv: vec![(1, TAG)],
             ..Wait::default()
         };
         let (mut got, mut at) = (vec![0; LEN], 0);
         for _ in 0..20 {
-            let came = end.recv_along(1, tag, (DType::U8, LEN), &mut got[at..]);
+            let came = end.recv_along(1, TAG, (DType::U8, LEN), &mut got[at..]);
             at += came.unwrap().unwrap();
             if at == LEN {
                 break;
@@ -201,6 +178,148 @@ fn what_a_rank_sent_before_it_left_is_taken_whole() {
         assert!(at == LEN && got == sent, "{kind:?}: {at} of {LEN}");
         drop((end, zero));
         leaving.join().unwrap();
+    }
+}
+
+/// A call of a group of two, with so many bytes of each.
+fn gather(len: usize) -> Call {
+    Call {
+        sequence: 0,
+        operation: Operation::Gather,
+        dtype: DType::U8,
+        len: 2 * len,
+        counts: 0,
+        root: Some(0),
+        redop: None,
+        order: Order::Rank,
+        site: None,
+    }
+}
+
+/// Sends all of it, as long as the kernel takes it.
+fn send(end: &mut Sockets, bytes: &[u8]) {
+    let wait = Wait {
+        send: vec![0],
+        ..Wait::default()
+    };
+    for _ in 0..20 {
+        match end.send_along(0, TAG, DType::U8, bytes).unwrap() {
+            Sent::All => return,
+            Sent::Part { .. } => end.park(&wait, Duration::from_secs(1)),
+            Sent::Never => break,
+        }
+    }
+    panic!("{} bytes do not go", bytes.len());
+}
+
+/// Looks at what has come, for whichever group, until something can be expected to be there.
+fn look(end: &mut Sockets) {
+    end.park(&Wait::default(), Duration::from_millis(200));
+}
+
+const TAG: Tag = Tag::Collective(0);
+
+/// Of two messages that are alike the first may have come whole, read by another group's thread, before its owner looks;
+/// the second is then not taken for it.
+#[test]
+fn messages_that_are_alike_keep_their_order() {
+    const LEN: usize = 100_000;
+    for kind in KINDS {
+        let mut seats = join(kind, 2, |_| {});
+        let (one, zero) = (seats.pop().unwrap(), seats.pop().unwrap());
+        let (mut from, mut to) = (one.endpoint().unwrap(), zero.endpoint().unwrap());
+        let mut other = to.subgroup(&[0, 1], "other").unwrap();
+        from.announce(&gather(LEN)).unwrap();
+        send(&mut from, &[1; LEN]);
+        look(&mut other);
+        to.announce(&gather(LEN)).unwrap();
+        // With what the other group waits for its thread reads the head of the second, and leaves it there.
+        let (short, mut from_other) = (Tag::User(5), from.subgroup(&[0, 1], "other").unwrap());
+        let message = Message::new(short, &[7u8], Vec::new());
+        assert!(from_other.try_send(0, message).unwrap().is_none());
+        send(&mut from, &[2; LEN]);
+        thread::sleep(Duration::from_millis(100));
+        let wait = Wait {
+            recv: vec![(1, short)],
+            ..Wait::default()
+        };
+        other.park(&wait, Duration::from_secs(5));
+        assert!(other.try_recv(1, short).unwrap().is_some());
+
+        let mut room = vec![0; LEN];
+        let early = to.recv_along(1, TAG, (DType::U8, LEN), &mut room).unwrap();
+        assert_eq!(early, Some(0), "{kind:?}");
+        let first = to.try_recv(1, TAG).unwrap().unwrap();
+        assert!(first.elements::<u8>() == [1; LEN], "{kind:?}");
+        let mut at = 0;
+        let wait = Wait {
+            recv: vec![(1, TAG)],
+            ..Wait::default()
+        };
+        for _ in 0..20 {
+            let came = to.recv_along(1, TAG, (DType::U8, LEN), &mut room[at..]);
+            at += came.unwrap().unwrap();
+            if at == LEN {
+                break;
+            }
+            to.park(&wait, Duration::from_secs(1));
+        }
+        assert!(at == LEN && room == [2; LEN], "{kind:?}: {at}");
+    }
+}
+
+/// Whoever waits behind a payload that another group has claimed is not kept when that group fails.
+#[test]
+fn a_group_that_fails_lets_others_have_the_connection() {
+    const LEN: usize = 100_000;
+    for kind in KINDS {
+        let mut seats = join(kind, 2, |_| {});
+        let (one, zero) = (seats.pop().unwrap(), seats.pop().unwrap());
+        let (mut from, mut to) = (one.endpoint().unwrap(), zero.endpoint().unwrap());
+        let mut from_other = from.subgroup(&[0, 1], "other").unwrap();
+        let mut other = to.subgroup(&[0, 1], "other").unwrap();
+        for end in [&mut from, &mut to] {
+            end.announce(&gather(LEN)).unwrap();
+        }
+        let room = &mut [0; 10];
+        assert_eq!(
+            to.recv_along(1, TAG, (DType::U8, LEN), room).unwrap(),
+            Some(0)
+        );
+        send(&mut from, &[1; LEN]);
+        look(&mut to);
+        assert_eq!(
+            to.recv_along(1, TAG, (DType::U8, LEN), room).unwrap(),
+            Some(10)
+        );
+        let short = Message::new(Tag::User(5), &[7u8], Vec::new());
+        assert!(from_other.try_send(0, short).unwrap().is_none());
+
+        thread::scope(|scope| {
+            let (begin, tag) = (Instant::now(), Tag::User(5));
+            let waiter = scope.spawn(move || {
+                let wait = Wait {
+                    recv: vec![(1, tag)],
+                    ..Wait::default()
+                };
+                for _ in 0..5 {
+                    if let Some(message) = other.try_recv(1, tag).unwrap() {
+                        return message;
+                    }
+                    other.park(&wait, Duration::from_secs(5));
+                }
+                panic!("it never came");
+            });
+            thread::sleep(Duration::from_millis(200));
+            assert!(!waiter.is_finished());
+            to.control().poison(Error::Aborted { rank: 0 });
+            assert_eq!(waiter.join().unwrap().elements::<u8>(), [7]);
+            assert!(
+                begin.elapsed() < Duration::from_secs(3),
+                "{:?}",
+                begin.elapsed()
+            );
+        });
     }
 }
 

@@ -526,8 +526,9 @@ impl Transport for Sockets {
         if let Some(sequence) = called {
             self.tell_rest(sequence);
         }
-        self.store_whole(wait);
+        // In this order: whoever reads a header in between sees what is wanted, or is seen to have left it for later.
         lock(&self.group.inbox).want(wait);
+        self.store_whole(wait);
         if wait.eager && self.hurries().unwrap_or_else(|| self.linger(wait, timeout)) {
             return lock(&self.group.inbox).unpark();
         }

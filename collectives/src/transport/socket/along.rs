@@ -120,6 +120,10 @@ impl Sockets {
         if self.along.taking[from].is_none() {
             let wish = (from, tag, dtype, len);
             let mut inbox = lock(&self.group.inbox);
+            // One that has come whole is the next of its tag, and this is one after it.
+            if inbox.holds(from, tag) {
+                return Ok(Some(0));
+            }
             if !inbox.along.contains(&wish) {
                 inbox.along.push(wish);
             }
@@ -138,10 +142,15 @@ impl Sockets {
         Ok(Some(n))
     }
 
-    /// Whether the payload that I want has begun to come.
+    /// Whether the payload that I want has begun to come, and none of its tag came whole before it.
     fn begins(&self, from: usize, what: (Tag, DType, usize)) -> bool {
-        let peer = self.mesh.peer(self.group.ranks[from]);
-        peer.is_some_and(|peer| lock(&peer.inn).want(self.group.id, what, &self.mesh.pool))
+        let Some(peer) = self.mesh.peer(self.group.ranks[from]) else {
+            return false;
+        };
+        // As long as this is locked nothing more of that rank is delivered.
+        let mut inn = lock(&peer.inn);
+        let before = lock(&self.group.inbox).holds(from, what.0);
+        !before && inn.want(self.group.id, what, &self.mesh.pool)
     }
 
     /// What is waited for in one piece, or what comes before it, is not to be read later.
@@ -149,6 +158,11 @@ impl Sockets {
         for &(from, tag) in &wait.recv {
             if self.along.taking[from].is_none() && !self.wishes(from, tag) {
                 self.mesh.store(&self.group, self.group.ranks[from]);
+            }
+        }
+        for &to in &wait.send {
+            if self.along.taking[to].is_none() {
+                self.mesh.store(&self.group, self.group.ranks[to]);
             }
         }
     }

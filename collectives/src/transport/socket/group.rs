@@ -63,7 +63,8 @@ pub(super) struct Inbox {
     wanted: Vec<(usize, Tag)>,
     needed: usize,
     confirm: Option<u64>,
-    sending: bool,
+    /// Members that the owner waits for to take something.
+    room: Vec<usize>,
     parked: bool,
     pub(super) poked: bool,
 }
@@ -147,7 +148,9 @@ impl Group {
             .along
             .iter()
             .any(|(from, tag, ..)| (*from, *tag) == key);
-        let whole = other || inbox.wanted.contains(&key);
+        // Behind it comes what the owner sleeps for.
+        let before = inbox.wanted.iter().any(|(from, _)| *from == place);
+        let whole = other || before || inbox.room.contains(&place);
         (within && !whole && frame.payload() >= LONG).then_some(false)
     }
 
@@ -173,7 +176,7 @@ impl Group {
     pub(super) fn credited(&self, place: usize, bytes: u64) {
         let mut inbox = lock(&self.inbox);
         inbox.credit[place] += bytes;
-        if inbox.sending {
+        if !inbox.room.is_empty() {
             inbox.poked = true;
             self.rouse(&mut inbox);
         }
@@ -246,6 +249,10 @@ impl Inbox {
         lane.remove(at)
     }
 
+    pub(super) fn holds(&self, from: usize, tag: Tag) -> bool {
+        self.lanes[from].iter().any(|message| message.tag == tag)
+    }
+
     pub(super) fn all_called(&self, sequence: u64) -> bool {
         self.announced.iter().all(|&calls| calls > sequence)
     }
@@ -275,7 +282,7 @@ impl Inbox {
     pub(super) fn want(&mut self, wait: &Wait) {
         self.wanted.clear();
         for &(from, tag) in &wait.recv {
-            if !self.lanes[from].iter().any(|m| m.tag == tag) {
+            if !self.holds(from, tag) {
                 self.wanted.push((from, tag));
             }
         }
@@ -286,7 +293,7 @@ impl Inbox {
             (false, _) => 0,
         };
         self.confirm = wait.confirm;
-        self.sending = !wait.send.is_empty();
+        self.room.clone_from(&wait.send);
     }
 
     /// Whether the owner need not wait any longer; `flushed`: what it sent is with the kernel.
@@ -313,6 +320,6 @@ impl Inbox {
         self.poked = false;
         self.wanted.clear();
         self.confirm = None;
-        self.sending = false;
+        self.room.clear();
     }
 }

@@ -226,16 +226,23 @@ impl Mesh {
         if inn.over {
             return false;
         }
+        let mut freed = false;
         if let Some(claim) = inn.claim() {
             let mine = group == Some(claim.group);
             match self.claims_still(claim.group) {
                 true if claim.wanted || mine => return false,
                 true => inn.store(&self.pool),
-                false => inn.disclaim(),
+                false => {
+                    inn.disclaim();
+                    freed = true;
+                }
             }
         }
         let end = inn.pull(&peer.data, &self.pool, &mut From { mesh: self, rank });
         drop(inn);
+        if freed {
+            self.rouse_all();
+        }
         end.unwrap_or_else(|end| {
             self.end_of(rank, end);
             true
@@ -461,7 +468,9 @@ impl Mesh {
             let others = group.ranks.iter().filter(|&&rank| rank != self.rank);
             others.for_each(|&rank| self.plane.tell(rank, &note));
         }
-        group.fail(cause)
+        let first = group.fail(cause);
+        self.rouse_all();
+        first
     }
 
     /// Makes every operation of every group on every rank fail.
@@ -496,6 +505,7 @@ impl Mesh {
                     Some(group) => {
                         drop(registry);
                         group.fail(cause);
+                        self.rouse_all();
                     }
                     None if registry.closed.contains(&group) => {}
                     None => {
@@ -541,6 +551,7 @@ impl Mesh {
                 group.fail(cause.clone());
             }
         }
+        self.rouse_all();
     }
 
     fn bye(&self, rank: usize) {

@@ -259,17 +259,15 @@ impl Seat {
             }
             // Another thread may still be writing what it has lent.
             let peers = unsent.iter().filter_map(|&rank| mesh.peer(rank));
-            let (lent, free): (Vec<_>, Vec<_>) = peers.partition(|peer| lock(&peer.out).is_lent());
-            let mut fds: Vec<PollFd<'_>> = free
-                .iter()
+            let mut fds: Vec<PollFd<'_>> = peers
+                .filter(|peer| !lock(&peer.out).is_lent())
                 .map(|peer| PollFd::new(&peer.data, PollFlags::OUT))
                 .collect();
-            let time = if lent.is_empty() {
-                left
-            } else {
-                left.min(LOOK)
-            };
-            poll(&mut fds, time);
+            poll(&mut fds, left.min(LOOK));
+            // Nobody else may be reading, here or there.
+            for &rank in &unsent {
+                mesh.pull(rank, None);
+            }
             unsent.into_iter().for_each(|rank| mesh.flush(rank));
         }
     }

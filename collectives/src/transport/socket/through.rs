@@ -60,7 +60,12 @@ impl Mesh {
             return 0;
         };
         let mut inn = lock(&peer.inn);
-        if inn.over {
+        // Poisoned meanwhile, the group has lost its claim.
+        let claim = Claim {
+            group: group.id,
+            wanted: true,
+        };
+        if inn.over || inn.claim() != Some(claim) {
             return 0;
         }
         let taken = inn.take(&peer.data, room);
@@ -104,6 +109,11 @@ impl Mesh {
         }
     }
 
+    /// Groups have failed: what they had claimed or lent keeps nobody else from his connections any more.
+    pub(super) fn rouse_all(&self) {
+        self.live().iter().for_each(|group| group.poke_parked());
+    }
+
     /// Nobody but one group could go on with the connection to a rank, and now all can again.
     fn rouse_others(&self, rank: usize, group: &Group) {
         let others = self.live().into_iter().filter(|other| other.id != group.id);
@@ -140,6 +150,9 @@ impl Mesh {
             Err(number) => out.lend_on(number, payload, TURN, to),
         };
         let behind = !out.is_empty();
+        if !behind {
+            peer.helped.store(false, Ordering::Release);
+        }
         drop(out);
         if gone.is_none() && what.is_err() {
             // Others go on with what could not go before.
