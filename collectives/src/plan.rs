@@ -65,7 +65,9 @@
 //!
 //! Two-level: H hosts, the fullest with m ranks; k_r is c_r and the chunks that r carries for ranks
 //! elsewhere (`two_level.rs`). A level without peers is left out. With [`PlanSpec::chunk_len`] ring and
-//! trees send K pieces, each one round behind the last: K-1 rounds more, the same bytes.
+//! trees send K pieces, each one round behind the last: K-1 rounds more, the same bytes. A pairwise
+//! all_reduce does with one piece after the other all that there is to do: K times the rounds, and what was
+//! folded goes out of the cache.
 //!
 //! Summed over the ranks, pairwise and ring all_reduce both send 2(n-1) S w: the least there is.
 //!
@@ -130,8 +132,8 @@ pub enum FoldOrder {
 pub struct PlanSpec {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Ring and trees: messages of at most so many elements follow each other through the plan.
-    /// `None`: each message goes in one piece.
+    /// Ring, trees and a pairwise all_reduce: messages of at most so many elements follow each other through
+    /// the plan. `None`: each message goes in one piece.
     pub chunk_len: Option<usize>,
     /// Two-level: which ranks share a host.
     pub hosts: Option<Hosts>,
@@ -288,13 +290,17 @@ impl Plan {
             round.then.extend(self.alone().filter(|_| index == 0));
             return;
         }
-        let (base, last) = (self.base_rounds(), self.pieces - 1);
-        if index >= base + last {
+        if index >= self.rounds_len() {
             return;
         }
-        // Piece c goes through the plan c rounds after the first one.
-        for piece in (index + 1).saturating_sub(base)..=index.min(last) {
-            self.add(rank, index - piece, piece, round);
+        let (base, last) = (self.base_rounds(), self.pieces - 1);
+        if self.one_by_one() {
+            self.add(rank, index % base, index / base, round);
+        } else {
+            // Piece c goes through the plan c rounds after the first one.
+            for piece in (index + 1).saturating_sub(base)..=index.min(last) {
+                self.add(rank, index - piece, piece, round);
+            }
         }
         if !self.sends_empty() {
             round.sends.retain(|send| !send.what.is_empty());
@@ -305,7 +311,7 @@ impl Plan {
     fn add(&self, rank: usize, index: usize, piece: usize, round: &mut Round) {
         match self.spec.algorithm {
             Algorithm::Direct => direct::round(self, rank, round),
-            Algorithm::Pairwise => pairwise::round(self, rank, index, round),
+            Algorithm::Pairwise => pairwise::round(self, rank, index, piece, round),
             Algorithm::Ring => ring::round(self, rank, index, piece, round),
             Algorithm::Tree => tree::round(self, rank, index, piece, round),
             Algorithm::RecursiveDoubling => doubling::round(self, rank, index, round),
@@ -332,7 +338,26 @@ impl Plan {
         if self.world == 1 {
             return 0;
         }
-        self.base_rounds() + self.pieces - 1
+        if self.one_by_one() {
+            self.base_rounds() * self.pieces
+        } else {
+            self.base_rounds() + self.pieces - 1
+        }
+    }
+
+    /// Whether a piece goes through all its rounds before the next begins.
+    fn one_by_one(&self) -> bool {
+        self.spec.algorithm == Algorithm::Pairwise
+    }
+
+    /// Elements of the whole that are at work at a time: what one rank sends, another has just folded.
+    pub(crate) fn recent_len(&self) -> usize {
+        let len = self.shape.len(self.world);
+        if self.one_by_one() {
+            len.div_ceil(self.pieces)
+        } else {
+            len
+        }
     }
 
     /// Rounds of one piece.
@@ -415,7 +440,9 @@ impl Plan {
         let len = self.shape.len(self.world);
         match (self.spec.algorithm, &self.shape) {
             (Algorithm::DoubleTree, _) => len.div_ceil(2),
-            (Algorithm::Ring, CollectiveShape::AllReduce { .. }) => len.div_ceil(self.world),
+            (Algorithm::Ring | Algorithm::Pairwise, CollectiveShape::AllReduce { .. }) => {
+                len.div_ceil(self.world)
+            }
             (Algorithm::Ring, shape) => shape.counts().iter().copied().max().unwrap_or(len),
             _ => len,
         }

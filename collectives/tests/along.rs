@@ -148,7 +148,6 @@ fn who_gives_up_in_the_middle_leaves_the_connection_to_others() {
 #[test]
 fn what_a_rank_sent_before_it_left_is_taken_whole() {
     const LEN: usize = 134_925;
-    let limit = Duration::from_secs(1);
     let sent: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
     for kind in KINDS {
         let mut seats = join(kind, 2, |_| {});
@@ -162,20 +161,9 @@ fn what_a_rank_sent_before_it_left_is_taken_whole() {
 
         let mut end = zero.endpoint().unwrap();
         end.announce(&gather(LEN)).unwrap();
-        let wait = Wait {
-            recv: vec![(1, TAG)],
-            ..Wait::default()
-        };
-        let (mut got, mut at) = (vec![0; LEN], 0);
-        for _ in 0..20 {
-            let came = end.recv_along(1, TAG, (DType::U8, LEN), &mut got[at..]);
-            at += came.unwrap().unwrap();
-            if at == LEN {
-                break;
-            }
-            end.park(&wait, limit);
-        }
-        assert!(at == LEN && got == sent, "{kind:?}: {at} of {LEN}");
+        let mut got = vec![0; LEN];
+        let came = take(&mut end, &mut got);
+        assert!(came == LEN && got == sent, "{kind:?}: {came} of {LEN}");
         drop((end, zero));
         leaving.join().unwrap();
     }
@@ -210,6 +198,26 @@ fn send(end: &mut Sockets, bytes: &[u8]) {
         }
     }
     panic!("{} bytes do not go", bytes.len());
+}
+
+/// Takes a message of rank 1, of as many bytes as there is room for, in parts; how many came before nothing did.
+fn take(end: &mut Sockets, room: &mut [u8]) -> usize {
+    let wait = Wait {
+        recv: vec![(1, TAG)],
+        ..Wait::default()
+    };
+    let (of, mut at) = ((DType::U8, room.len()), 0);
+    for _ in 0..20 {
+        at += end
+            .recv_along(1, TAG, of, &mut room[at..])
+            .unwrap()
+            .unwrap();
+        if at == room.len() {
+            break;
+        }
+        end.park(&wait, Duration::from_secs(1));
+    }
+    at
 }
 
 /// Looks at what has come, for whichever group, until something can be expected to be there.
@@ -251,20 +259,8 @@ fn messages_that_are_alike_keep_their_order() {
         assert_eq!(early, Some(0), "{kind:?}");
         let first = to.try_recv(1, TAG).unwrap().unwrap();
         assert!(first.elements::<u8>() == [1; LEN], "{kind:?}");
-        let mut at = 0;
-        let wait = Wait {
-            recv: vec![(1, TAG)],
-            ..Wait::default()
-        };
-        for _ in 0..20 {
-            let came = to.recv_along(1, TAG, (DType::U8, LEN), &mut room[at..]);
-            at += came.unwrap().unwrap();
-            if at == LEN {
-                break;
-            }
-            to.park(&wait, Duration::from_secs(1));
-        }
-        assert!(at == LEN && room == [2; LEN], "{kind:?}: {at}");
+        let came = take(&mut to, &mut room);
+        assert!(came == LEN && room == [2; LEN], "{kind:?}: {came}");
     }
 }
 

@@ -101,6 +101,43 @@ fn a_chain_in_pieces_is_the_closed_form() {
     );
 }
 
+/// A part is scattered from where the whole lies, and gathered from the caches that hold what was just folded.
+#[test]
+fn pairs_take_a_long_sum_in_pieces_that_fit_the_caches() {
+    let (n, len, pieces) = (4, 8 << 20, 32);
+    let (memory, cache) = (3.0 * B, B);
+    let constants = Constants {
+        latency: L,
+        overhead: O,
+        send: Curve::cached(cache, memory, memory),
+        fold: Curve::flat(F),
+    };
+    let model = Model {
+        within: constants,
+        ..Model::default()
+    };
+    let spec = PlanSpec {
+        chunk_len: Some(len / n / pieces),
+        ..A::Pairwise.into()
+    };
+    let part = (4 * len / n / pieces) as f64;
+    let phase = |per_byte| L + 3.0 * (O + part * per_byte);
+    let expected = pieces as f64 * (phase(memory) + 3.0 * part * F + phase(cache));
+    let sum = S::AllReduce { len };
+    close(seconds(sum.clone(), spec.clone(), n, &model), expected);
+    let table = model.explain(&sum, n, DType::F32, Order::Rank).unwrap();
+    let (chosen, predicted) = table.chosen().unwrap();
+    assert_eq!(*chosen, spec);
+    close(predicted, expected);
+    // Nothing is gained where all lengths cost the same, or where all of it fits.
+    let mut flat = model.clone();
+    flat.within.send = Curve::flat(B);
+    for (model, len) in [(flat, len), (model, (1 << 20) / 4)] {
+        let chosen = model.choose(&S::AllReduce { len }, n, DType::F32, Order::Rank);
+        assert_eq!(chosen.unwrap(), A::Pairwise.into());
+    }
+}
+
 /// What `explain` predicts is what the simulation finds, where nothing is shared.
 #[test]
 fn predictions_are_the_simulation_without_contention() {

@@ -271,7 +271,7 @@ fn run<E: Sample>(plan: &Plan, op: ReduceOp, delivery: Delivery, seed: u64) {
 
 fn specs(n: usize) -> Vec<PlanSpec> {
     let mut specs: Vec<PlanSpec> = A::ALL.map(PlanSpec::from).to_vec();
-    for algorithm in [A::Ring, A::Tree, A::DoubleTree] {
+    for algorithm in [A::Ring, A::Tree, A::DoubleTree, A::Pairwise] {
         specs.push(PlanSpec {
             chunk_len: Some(2),
             ..algorithm.into()
@@ -380,7 +380,7 @@ fn different_orders_have_different_bits() {
 #[test]
 fn chunking_keeps_the_bits() {
     let shape = S::AllReduce { len: 53 };
-    for algorithm in [A::Ring, A::Tree, A::DoubleTree] {
+    for algorithm in [A::Ring, A::Tree, A::DoubleTree, A::Pairwise] {
         for chunk_len in [1, 5, 100] {
             let spec = PlanSpec {
                 chunk_len: Some(chunk_len),

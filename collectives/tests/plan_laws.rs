@@ -46,7 +46,7 @@ fn shapes(world: usize, len: usize) -> Vec<S> {
 fn specs(world: usize) -> Vec<PlanSpec> {
     let mut specs: Vec<PlanSpec> = Algorithm::ALL.map(PlanSpec::from).to_vec();
     for chunk_len in [1, 3, 1000] {
-        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree] {
+        for algorithm in Algorithm::ALL {
             specs.push(PlanSpec {
                 chunk_len: Some(chunk_len),
                 ..algorithm.into()
@@ -330,12 +330,22 @@ fn lengths_beyond_four_gigabytes_add_up() {
 fn plans_are_drawn_as_the_golden_text() {
     let ring = Plan::new(S::AllReduce { len: 10 }, Algorithm::Ring, 4).unwrap();
     let pairwise = Plan::new(S::AllReduce { len: 10 }, Algorithm::Pairwise, 3).unwrap();
+    let pieces = PlanSpec {
+        chunk_len: Some(2),
+        ..Algorithm::Pairwise.into()
+    };
+    let pieces = Plan::from_spec(S::AllReduce { len: 10 }, pieces, 3).unwrap();
     let tree = Plan::new(S::Broadcast { len: 5, root: 1 }, Algorithm::Tree, 5).unwrap();
     golden("ring.txt", include_str!("golden/ring.txt"), &ring);
     golden(
         "pairwise.txt",
         include_str!("golden/pairwise.txt"),
         &pairwise,
+    );
+    golden(
+        "pairwise_in_pieces.txt",
+        include_str!("golden/pairwise_in_pieces.txt"),
+        &pieces,
     );
     golden("tree.txt", include_str!("golden/tree.txt"), &tree);
     let all_reduce = S::AllReduce { len: 10 };

@@ -83,6 +83,29 @@ fn steps(text: &str) -> Vec<Value> {
 const PROBLEM: &str =
     "--seq-length 16 --mbs 1 --gbs 8 --steps 3 --eval-interval 2 --log-format json";
 
+/// What goes wrong between connections goes wrong by chance, so that one run says little: `QUINTET_REPEATS` of them, 4 by
+/// default.
+#[test]
+fn numbers_of_short_runs_do_not_depend_on_chance() {
+    let dir = Folder::new("chance");
+    let layout = "--model tiny-moe --dp 2 --tp 2 --ep 2 --eval-interval 0";
+    let line = |flags: &str| {
+        format!(
+            "train --seq-length 16 --mbs 1 --gbs 4 --steps 3 --log-format json {layout} {flags}"
+        )
+    };
+    let run = |flags: &str| steps(&fine(&quintet(&dir.0, &line(flags)).output().unwrap()));
+    let threads = run("--launch threads");
+    assert_eq!(threads.len(), 3);
+    let repeats = std::env::var("QUINTET_REPEATS").map_or(4, |n| n.parse().unwrap());
+    for repeat in 0..repeats {
+        for transport in ["tcp", "unix"] {
+            let flags = format!("--launch processes --transport {transport}");
+            assert_eq!(run(&flags), threads, "{transport}, run {repeat}");
+        }
+    }
+}
+
 #[test]
 fn a_run_over_processes_has_the_bits_of_one_over_threads() {
     let layouts = [

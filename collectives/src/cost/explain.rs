@@ -223,7 +223,7 @@ fn cut(query: &Query, algorithm: A) -> usize {
     match (algorithm, query.op) {
         (A::DoubleTree, _) => query.len.div_ceil(2),
         (A::Ring, Operation::Broadcast | Operation::Reduce) => query.len,
-        (A::Ring, _) => query.len.div_ceil(query.world),
+        (A::Ring | A::Pairwise, _) => query.len.div_ceil(query.world),
         _ => query.len,
     }
 }
@@ -233,7 +233,11 @@ fn pieces(net: &Net<'_>, query: &Query, algorithm: A) -> (usize, f64) {
     let mut best = (1, net.seconds(query, algorithm, 1));
     // A ring is all links at work already, and a binomial tree's root is its bound.
     let chain = matches!(query.op, Operation::Broadcast | Operation::Reduce);
-    let gains = algorithm == A::DoubleTree || algorithm == A::Ring && chain;
+    let gains = match algorithm {
+        A::DoubleTree | A::Pairwise => true,
+        A::Ring => chain,
+        _ => false,
+    };
     if !gains || !pipelines(query.op, algorithm) {
         return best;
     }

@@ -3,7 +3,9 @@
 use super::{Constants, Model, Topology, predict::Query};
 
 /// Constants at one length, and the hosts.
+#[derive(Clone, Copy)]
 pub(super) struct Net<'a> {
+    model: &'a Model,
     pub(super) n: usize,
     /// Ranks of the fullest host.
     pub(super) m: usize,
@@ -40,6 +42,7 @@ impl<'a> Net<'a> {
         let topology = model.topology_of(query.world);
         let between = Rates::of(&model.between, bytes);
         Self {
+            model,
             n: query.world,
             m: topology.map_or(query.world, |all| all.hosts().most()),
             h: topology.map_or(1, |all| all.hosts().len()),
@@ -47,6 +50,16 @@ impl<'a> Net<'a> {
             between,
             nic: topology.and_then(Topology::nic).unwrap_or(between.send),
             topology,
+        }
+    }
+
+    /// The same for what lies in a buffer of so many bytes.
+    pub(super) fn of_buffer(&self, bytes: f64) -> Self {
+        let bytes = bytes.ceil() as u64;
+        Self {
+            within: Rates::of(&self.model.within, bytes),
+            between: Rates::of(&self.model.between, bytes),
+            ..*self
         }
     }
 

@@ -7,8 +7,8 @@ use super::{Link, LinkLoad, Model, Topology, net::Rates};
 /// The links, and until when each is held.
 pub(super) struct Ports<'a> {
     topology: Option<&'a Topology>,
-    within: Rates,
-    between: Rates,
+    whole: Pair,
+    recent: Pair,
     nic: f64,
     leaf: f64,
     rank_out: Vec<Port>,
@@ -19,6 +19,19 @@ pub(super) struct Ports<'a> {
     leaf_down: Vec<Port>,
 }
 
+/// Within a host, and between hosts.
+#[derive(Clone, Copy)]
+struct Pair(Rates, Rates);
+
+impl Pair {
+    fn of(model: &Model, bytes: u64) -> Self {
+        Self(
+            Rates::of(&model.within, bytes),
+            Rates::of(&model.between, bytes),
+        )
+    }
+}
+
 #[derive(Default, Clone, Copy)]
 struct Port {
     free: f64,
@@ -27,17 +40,18 @@ struct Port {
 }
 
 impl<'a> Ports<'a> {
-    pub(super) fn new(model: &'a Model, n: usize, bytes: u64) -> Self {
+    /// Of a buffer of `bytes`; what was just computed lies in as many of them as `recent` says.
+    pub(super) fn new(model: &'a Model, n: usize, bytes: u64, recent: u64) -> Self {
         let topology = model.topology.as_ref();
         let hosts = topology.map_or(0, |all| all.hosts().len());
         let leaves = topology.map_or(0, |all| all.leaf_of(hosts.saturating_sub(1)) + 1);
-        let between = Rates::of(&model.between, bytes);
+        let whole = Pair::of(model, bytes);
         let ports = |count| vec![Port::default(); count];
         Self {
             topology,
-            within: Rates::of(&model.within, bytes),
-            between,
-            nic: topology.and_then(Topology::nic).unwrap_or(between.send),
+            whole,
+            recent: Pair::of(model, recent),
+            nic: topology.and_then(Topology::nic).unwrap_or(whole.1.send),
             leaf: topology
                 .and_then(Topology::leaf)
                 .map_or(0.0, |leaf| leaf.per_byte),
@@ -50,17 +64,20 @@ impl<'a> Ports<'a> {
         }
     }
 
-    /// When a message posted at `time` has left its sender, and when it is there.
-    pub(super) fn carry(&mut self, from: usize, to: usize, bytes: u64, time: f64) -> (f64, f64) {
+    /// When a message posted at `time` has left its sender, and when it is there. What was just computed is
+    /// `recent`.
+    pub(super) fn carry(
+        &mut self,
+        (from, to): (usize, usize),
+        (bytes, recent): (u64, bool),
+        time: f64,
+    ) -> (f64, f64) {
         let hosts = self
             .topology
             .map(|all| (all, all.hosts().host(from), all.hosts().host(to)));
         let far = hosts.filter(|(_, from, to)| from != to);
-        let rates = if far.is_some() {
-            self.between
-        } else {
-            self.within
-        };
+        let Pair(within, between) = if recent { self.recent } else { self.whole };
+        let rates = if far.is_some() { between } else { within };
         let (port, length) = (rates.overhead + bytes as f64 * rates.send, bytes as f64);
         let start = self.rank_out[from].hold(time, port, bytes);
         let gone = start + port;

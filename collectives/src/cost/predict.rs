@@ -105,7 +105,11 @@ impl Net<'_> {
         };
         match algorithm {
             A::Direct => self.peers(s) + self.fold(others * s),
-            A::Pairwise => 2.0 * self.peers(call.longest) + self.fold(others * call.longest),
+            A::Pairwise => {
+                let (part, k) = (call.longest / call.pieces, call.pieces);
+                let gathered = self.of_buffer(s / k).peers(part);
+                k * (self.peers(part) + gathered + self.fold(others * part))
+            }
             A::Ring => {
                 let chunk = call.longest;
                 self.ring(others, 0.0, chunk * wide, self.fold(chunk))

@@ -21,7 +21,7 @@ use core::cmp::Reverse;
 use super::{Link, Model, ports::Ports};
 use crate::{
     DType, Error, Result,
-    plan::{Action, Local, Plan, Round},
+    plan::{Action, Local, Plan, Round, What},
 };
 
 /// What a simulation found.
@@ -158,6 +158,8 @@ struct Come {
 struct Post {
     to: u32,
     wide: bool,
+    /// Whether it was just computed.
+    recent: bool,
     len: usize,
 }
 
@@ -195,7 +197,8 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(plan: &'a Plan, dtype: DType, model: &'a Model) -> Self {
         let n = plan.world();
-        let bytes = plan.shape().len(n) as u64 * dtype.bytes() as u64;
+        let width = dtype.bytes() as u64;
+        let bytes = plan.shape().len(n) as u64 * width;
         let mut ranks = Vec::new();
         ranks.resize_with(n, State::default);
         Self {
@@ -203,7 +206,7 @@ impl<'a> Run<'a> {
             rounds: plan.rounds_len().max(1),
             width: (dtype.bytes(), dtype.accumulator().bytes()),
             fold: model.within.fold.at(bytes) * dtype.bytes() as f64,
-            ports: Ports::new(model, n, bytes),
+            ports: Ports::new(model, n, bytes, plan.recent_len() as u64 * width),
             ranks,
             round: Round::default(),
             queue: Queue::default(),
@@ -225,6 +228,7 @@ impl<'a> Run<'a> {
         let posts = self.round.sends.iter().map(|send| Post {
             to: send.to as u32,
             wide: send.what.wide(),
+            recent: matches!(send.what, What::Output(_)),
             len: send.what.len(),
         });
         state.sends.clear();
@@ -238,12 +242,13 @@ impl<'a> Run<'a> {
     fn step(&mut self, rank: usize, time: f64) {
         let state = &mut self.ranks[rank];
         state.waiting = false;
-        if let Some(&Post { to, wide, len }) = state.sends.get(state.next) {
-            let (to, index) = (to as usize, state.index);
+        if let Some(&post) = state.sends.get(state.next) {
+            let Post { wide, len, .. } = post;
+            let (to, index) = (post.to as usize, state.index);
             state.next += 1;
             let width = if wide { self.width.1 } else { self.width.0 };
             let bytes = len as u64 * width as u64;
-            let (gone, there) = self.ports.carry(rank, to, bytes, time);
+            let (gone, there) = self.ports.carry((rank, to), (bytes, post.recent), time);
             self.messages += 1;
             let state = &mut self.ranks[rank];
             state.sent = gone;

@@ -43,7 +43,11 @@ pub(super) fn refused(shape: &CollectiveShape, spec: &PlanSpec, world: usize) ->
 /// Whether the plan takes [`PlanSpec::chunk_len`].
 pub(crate) fn pipelines(operation: Operation, algorithm: Algorithm) -> bool {
     use Algorithm as A;
-    operation != Operation::Barrier && matches!(algorithm, A::Ring | A::Tree | A::DoubleTree)
+    match algorithm {
+        A::Ring | A::Tree | A::DoubleTree => operation != Operation::Barrier,
+        A::Pairwise => operation == Operation::AllReduce,
+        _ => false,
+    }
 }
 
 /// The table of this module, first two columns.

@@ -10,19 +10,28 @@
 //!
 //! The same bytes as a ring. The n-1 exchanges of a phase do not depend on each other, so they are
 //! one round; and since contributions meet only at their owner, it can fold them in rank order.
+//!
+//! An all_reduce in pieces goes through both phases with a part of every chunk before it begins with the
+//! next: what the second phase sends, the first has left in the caches.
 
 use alloc::vec;
 
 use super::{Action, CollectiveShape as S, Local, Plan, Round, What};
 
-pub(super) fn round(plan: &Plan, rank: usize, index: usize, round: &mut Round) {
+pub(super) fn round(plan: &Plan, rank: usize, index: usize, piece: usize, round: &mut Round) {
     let own = plan.chunk(rank);
     match plan.shape() {
-        S::AllReduce { .. } if index == 0 => reduce_scatter(plan, rank, own.start, round),
-        S::AllReduce { .. } => all_gather(plan, rank, &What::Output(own), round),
-        S::ReduceScatter { .. } => reduce_scatter(plan, rank, 0, round),
+        S::AllReduce { .. } => {
+            let own = plan.piece(own, piece);
+            if index == 0 {
+                reduce_scatter(plan, rank, piece, own.start, round);
+            } else {
+                all_gather(plan, rank, piece, &What::Output(own), round);
+            }
+        }
+        S::ReduceScatter { .. } => reduce_scatter(plan, rank, piece, 0, round),
         S::AllGather { .. } => {
-            all_gather(plan, rank, &What::Input(0..own.len()), round);
+            all_gather(plan, rank, piece, &What::Input(0..own.len()), round);
             round.then.push(Local::Copy {
                 input: 0..own.len(),
                 at: own.start,
@@ -37,24 +46,26 @@ pub(super) fn round(plan: &Plan, rank: usize, index: usize, round: &mut Round) {
     }
 }
 
-/// My chunk of everybody's input, folded in rank order, becomes the output from `at` on.
-fn reduce_scatter(plan: &Plan, rank: usize, at: usize, round: &mut Round) {
-    let (n, own) = (plan.world(), plan.chunk(rank));
+/// A piece of my chunk of everybody's input, folded in rank order, becomes the output from `at` on.
+fn reduce_scatter(plan: &Plan, rank: usize, piece: usize, at: usize, round: &mut Round) {
+    let n = plan.world();
+    let part = |r: usize| plan.piece(plan.chunk(r), piece);
+    let own = part(rank);
     for step in 1..n {
         let (to, from) = ((rank + step) % n, (rank + n - step) % n);
-        round.send(to, What::Input(plan.chunk(to)));
+        round.send(to, What::Input(part(to)));
         round.recv(from, own.len(), Action::Keep);
     }
     round.then.push(Local::FoldRanks { input: own, at });
 }
 
-/// `own` goes to everybody; everybody's chunk comes.
-fn all_gather(plan: &Plan, rank: usize, own: &What, round: &mut Round) {
+/// `own` goes to everybody; a piece of everybody's chunk comes.
+fn all_gather(plan: &Plan, rank: usize, piece: usize, own: &What, round: &mut Round) {
     let n = plan.world();
     for step in 1..n {
         let (to, from) = ((rank + step) % n, (rank + n - step) % n);
         round.send(to, own.clone());
-        round.store(from, plan.chunk(from));
+        round.store(from, plan.piece(plan.chunk(from), piece));
     }
 }
 
