@@ -11,7 +11,7 @@ use core::ops::Range;
 
 use super::{Link, Performer, View};
 #[cfg(feature = "std")]
-use crate::transport::direct::{PAST, fold_two};
+use crate::transport::direct::{fold_two, goes_past};
 use crate::{
     Element, Result,
     plan::{Action, Local, Place, Round, What},
@@ -218,7 +218,7 @@ impl Performer {
         let mine = input.start + first..input.start + first + n;
         #[cfg(feature = "std")]
         if let View::Apart { input, output } = view
-            && size_of_val(*output) >= PAST
+            && goes_past(size_of_val(*output), self.world)
         {
             let mine = &input[mine];
             let ins = if self.rank == 0 {

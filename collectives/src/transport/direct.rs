@@ -40,7 +40,7 @@ mod work;
 pub(crate) use arena::Arena;
 pub(crate) use brief::{Outline, Task};
 pub use raw::copy_bytes;
-pub(crate) use raw::{PAST, fold_two};
+pub(crate) use raw::{fold_two, goes_past};
 pub(crate) use shared::Pinned;
 pub(crate) use work::Memory;
 #[cfg(target_os = "linux")]

@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 use core::ops::Range;
+use std::sync::OnceLock;
 
 use crate::{Element, ReduceOp, element::finish};
 
@@ -41,8 +42,27 @@ pub(crate) enum Target {
     Memory,
 }
 
-/// Bytes of an output from which on it is written past the caches, where its old contents were not just read.
-pub(crate) const PAST: usize = 1 << 20;
+/// Whether an output of so many bytes is written past the caches, where its old contents were not just read: it is long,
+/// and what all `ranks` of the call read and write does not fit the last cache, as far as the system tells its size.
+pub(crate) fn goes_past(bytes: usize, ranks: usize) -> bool {
+    const LEAST: usize = 1 << 20;
+    bytes >= LEAST && 2 * ranks * bytes >= last_cache()
+}
+
+/// Bytes of the third-level cache; 0 where nobody tells.
+fn last_cache() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let told = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
+        told.ok().and_then(|text| kib(&text)).unwrap_or(0)
+    })
+}
+
+/// The bytes that a text such as `32768K` says.
+fn kib(text: &str) -> Option<usize> {
+    let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+    kib.checked_mul(1 << 10)
+}
 
 /// Copies `bytes`; the two may not overlap.
 ///
@@ -380,6 +400,18 @@ mod tests {
     use half::bf16;
     use proptest::prelude::*;
     use std::{vec, vec::Vec};
+
+    #[test]
+    fn what_fits_the_last_cache_is_not_written_past_it() {
+        let (cache, mib) = (last_cache(), 1 << 20);
+        assert!(!goes_past(mib - 1, 1 << 20));
+        assert!(goes_past(cache.max(mib), 2));
+        // Both ranks read half and write half of what the cache holds.
+        assert!(goes_past((cache / 4).max(mib), 2));
+        assert!(cache < 8 * mib || !goes_past(cache / 4 - 1, 2));
+        assert_eq!(kib("32768K\n"), Some(32 << 20));
+        assert_eq!((kib("32M"), kib(""), kib("K")), (None, None, None));
+    }
 
     proptest! {
         #[test]

@@ -22,7 +22,7 @@ use super::{
     Aim, End, Reach,
     claim::ORDERS,
     duty::{Duties, Duty},
-    raw::{self, PAST, Target},
+    raw::{self, Target},
     work::Memory,
 };
 use crate::{
@@ -97,6 +97,8 @@ impl Remote {
             } else {
                 0
             };
+            let past = raw::goes_past(memory.output_bytes, n);
+            let own = if past { Target::Memory } else { Target::Caches };
             let (mut moved, mut all) = (0, true);
             while all && self.done < mine.len() {
                 if moved >= STRIDE {
@@ -104,7 +106,7 @@ impl Remote {
                 }
                 let duty = duties.get(mine.start + (first + self.done) % mine.len());
                 // SAFETY: the caller's word.
-                match unsafe { self.copy::<E>(duty, memory, end) } {
+                match unsafe { self.copy::<E>(duty, (memory, own), end) } {
                     Some(bytes) => moved += bytes,
                     None => all = false,
                 }
@@ -137,8 +139,13 @@ impl Remote {
         Went::Unreadable
     }
 
-    /// Makes a part of my output; its bytes, or none where they cannot be had.
-    unsafe fn copy<E: Element>(&self, duty: Duty, memory: Memory, end: &End) -> Option<usize> {
+    /// Makes a part of my output, `own` saying how what is mine is written; its bytes, or none where they cannot be had.
+    unsafe fn copy<E: Element>(
+        &self,
+        duty: Duty,
+        (memory, own): (Memory, Target),
+        end: &End,
+    ) -> Option<usize> {
         let Duty::Copy {
             source,
             from,
@@ -153,13 +160,11 @@ impl Remote {
         // SAFETY: in my output, as the plan has it.
         let to = unsafe { memory.output.add(at * width) };
         if source == end.me {
-            let past = memory.output_bytes >= PAST;
-            let into = if past { Target::Memory } else { Target::Caches };
             // SAFETY: my own memory; it lies apart where it is not the same.
             unsafe {
                 let from = memory.input.add(from * width);
                 if !core::ptr::eq(from, to) {
-                    raw::copy_into(into, from, to, bytes);
+                    raw::copy_into(own, from, to, bytes);
                 }
             }
         } else if bytes > 0 {

@@ -13,7 +13,7 @@
 
 use super::{
     End, raw,
-    raw::{Fold, Out, PAST, Target},
+    raw::{Fold, Out, Target},
     work::{Beyond, Memory},
 };
 use crate::{
@@ -152,7 +152,7 @@ impl Here<'_> {
         let memory = &self.memory;
         let (input, output) = (memory.input as usize, memory.output as usize);
         let apart = input + memory.input_bytes <= output || output + memory.output_bytes <= input;
-        if apart && memory.output_bytes >= PAST {
+        if apart && raw::goes_past(memory.output_bytes, self.plan.world()) {
             Target::Memory
         } else {
             Target::Caches

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use super::{
     duty::{Duty, To},
-    raw::{self, Fold, PAST, Target},
+    raw::{self, Fold, Target},
 };
 use crate::{DType, Element, ReduceOp};
 
@@ -163,7 +163,7 @@ impl<E: Element> Hands<E> {
     fn target(&self, rank: usize) -> Target {
         let (output, len) = self.outs.all()[rank];
         let apart = !core::ptr::eq(self.ins.all()[rank].0, output);
-        if apart && len * size_of::<E>() >= PAST {
+        if apart && raw::goes_past(len * size_of::<E>(), self.ins.all().len()) {
             Target::Memory
         } else {
             Target::Caches
