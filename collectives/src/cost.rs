@@ -113,7 +113,20 @@ impl Model {
         dtype: DType,
         order: Order,
     ) -> Result<Plan> {
-        let spec = self.choose(&shape, world, dtype, order)?;
+        self.plan_where(shape, (world, dtype, order), true)
+    }
+
+    /// The same of ranks that are all `near`, on one host, or not. Pieces for the caches help only the former; to the
+    /// others each is one more wait for the network.
+    pub(crate) fn plan_where(
+        &self,
+        shape: CollectiveShape,
+        (world, dtype, order): (usize, DType, Order),
+        near: bool,
+    ) -> Result<Plan> {
+        let mut call = self.query(&shape, world, dtype)?;
+        call.near &= near;
+        let spec = self.spec(&call, order)?;
         Plan::from_spec(shape, spec, world)
     }
 
@@ -129,12 +142,15 @@ impl Model {
         dtype: DType,
         order: Order,
     ) -> Result<PlanSpec> {
-        let call = self.query(shape, world, dtype)?;
-        match self.best(&call, order) {
+        self.spec(&self.query(shape, world, dtype)?, order)
+    }
+
+    fn spec(&self, call: &predict::Query, order: Order) -> Result<PlanSpec> {
+        match self.best(call, order) {
             Some((spec, _)) => Ok(spec),
             None => Err(Error::Override {
                 text: self.overrides.to_string(),
-                reason: self.explain_query(&call, order).why_none(),
+                reason: self.explain_query(call, order).why_none(),
             }),
         }
     }
@@ -179,7 +195,12 @@ impl Model {
             shape.unfit(world)
         };
         match reason {
-            None => Ok(predict::Query::of(shape, world, dtype)),
+            None => {
+                let near = self
+                    .topology_of(world)
+                    .is_none_or(|all| all.hosts().len() == 1);
+                Ok(predict::Query::of(shape, world, dtype, near))
+            }
             Some(reason) => Err(Error::Plan {
                 op: shape.operation().name(),
                 algorithm: "any",

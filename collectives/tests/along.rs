@@ -8,11 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::join;
-use quintet_collectives::plan::Operation;
+use quintet_collectives::cost::{Model, Topology};
+use quintet_collectives::plan::{Hosts, Operation};
 use quintet_collectives::transport::fault::WireFaults;
 use quintet_collectives::transport::socket::{Kind, Seat, Sockets};
 use quintet_collectives::transport::{Call, Message, Sent, Tag, Transport, Wait};
-use quintet_collectives::{Communicator, DType, Error, Order, ReduceOp, Result};
+use quintet_collectives::{
+    Algorithm, CollectiveShape, Communicator, DType, Error, Order, ReduceOp, Result,
+};
 
 type Comm = Communicator<Sockets>;
 
@@ -68,6 +71,46 @@ fn sums(comm: &Comm, lens: &[usize]) -> Result<()> {
         assert!(part == mine(me, len, turn), "{len} scattered");
     }
     Ok(())
+}
+
+/// Sums by pairs in pieces, which are as many rounds, of which each writes where others will, or did, send from.
+#[test]
+fn long_sums_in_pieces_arrive_whole() {
+    let model = |text: &str| Model {
+        overrides: text.parse().unwrap(),
+        ..Model::default()
+    };
+    for (kind, world) in KINDS.into_iter().flat_map(|kind| [(kind, 2), (kind, 3)]) {
+        for text in ["all_reduce:pairwise/100k", "all_reduce:pairwise/256k"] {
+            each(join(kind, world, |_| {}), |comm| {
+                let comm = comm.split(0, comm.rank() as i64)?.with_model(model(text));
+                sums(&comm, &[1, 70_001, 400_000])
+            });
+        }
+    }
+}
+
+/// On one host a sum that does not fit a cache goes in pieces by itself.
+#[test]
+fn near_ranks_take_long_sums_in_pieces() {
+    let shape = CollectiveShape::AllReduce { len: 4 << 20 };
+    let plan = |near| Topology::new(Hosts::blocks(2, if near { 2 } else { 1 }));
+    let chunk = |near| {
+        let model = Model {
+            topology: Some(plan(near)),
+            ..Model::default()
+        };
+        let spec = model.choose(&shape, 2, DType::F32, Order::Rank).unwrap();
+        assert_eq!(spec.algorithm, Algorithm::Pairwise);
+        spec.chunk_len
+    };
+    assert!(chunk(true).is_some_and(|len| len <= 1 << 20));
+    assert_eq!(chunk(false), None);
+    for kind in KINDS {
+        for seat in join(kind, 2, |_| {}) {
+            assert!(seat.endpoint().unwrap().is_near());
+        }
+    }
 }
 
 #[test]

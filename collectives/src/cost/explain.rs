@@ -234,7 +234,8 @@ fn pieces(net: &Net<'_>, query: &Query, algorithm: A) -> (usize, f64) {
     // A ring is all links at work already, and a binomial tree's root is its bound.
     let chain = matches!(query.op, Operation::Broadcast | Operation::Reduce);
     let gains = match algorithm {
-        A::DoubleTree | A::Pairwise => true,
+        A::DoubleTree => true,
+        A::Pairwise => query.near,
         A::Ring => chain,
         _ => false,
     };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! round = latency + messages x (overhead + bytes x send) + folded x fold
+//!         send of the whole buffer; of a piece, what pairs gather of a sum that goes in pieces
 //!         between hosts: at least what the card of the fullest host needs for all its ranks
 //! ```
 
@@ -21,10 +22,12 @@ pub(super) struct Query {
     /// Elements of the longest chunk.
     longest: usize,
     pub(super) dtype: DType,
+    /// Whether all ranks are on one host.
+    pub(super) near: bool,
 }
 
 impl Query {
-    pub(super) fn of(shape: &CollectiveShape, world: usize, dtype: DType) -> Self {
+    pub(super) fn of(shape: &CollectiveShape, world: usize, dtype: DType, near: bool) -> Self {
         let op = shape.operation();
         let len = if op == O::AllToAllV {
             0
@@ -39,6 +42,7 @@ impl Query {
             len,
             longest,
             dtype,
+            near,
         }
     }
 
@@ -55,6 +59,7 @@ impl Query {
             len,
             longest: len.div_ceil(world.max(1)),
             dtype: DType::F32,
+            near: true,
         }
     }
 

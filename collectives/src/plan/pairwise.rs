@@ -12,7 +12,8 @@
 //! one round; and since contributions meet only at their owner, it can fold them in rank order.
 //!
 //! An all_reduce in pieces goes through both phases with a part of every chunk before it begins with the
-//! next: what the second phase sends, the first has left in the caches.
+//! next, so that what is at work at a time fits the caches. No two pieces are under way together: it is for ranks
+//! of one host.
 
 use alloc::vec;
 
@@ -49,11 +50,11 @@ pub(super) fn round(plan: &Plan, rank: usize, index: usize, piece: usize, round:
 /// A piece of my chunk of everybody's input, folded in rank order, becomes the output from `at` on.
 fn reduce_scatter(plan: &Plan, rank: usize, piece: usize, at: usize, round: &mut Round) {
     let n = plan.world();
-    let part = |r: usize| plan.piece(plan.chunk(r), piece);
-    let own = part(rank);
+    let segment = |r: usize| plan.piece(plan.chunk(r), piece);
+    let own = segment(rank);
     for step in 1..n {
         let (to, from) = ((rank + step) % n, (rank + n - step) % n);
-        round.send(to, What::Input(part(to)));
+        round.send(to, What::Input(segment(to)));
         round.recv(from, own.len(), Action::Keep);
     }
     round.then.push(Local::FoldRanks { input: own, at });

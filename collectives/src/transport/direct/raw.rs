@@ -45,8 +45,13 @@ pub(crate) enum Target {
 /// Whether an output of so many bytes is written past the caches, where its old contents were not just read: it is long,
 /// and what all `ranks` of the call read and write does not fit the last cache, as far as the system tells its size.
 pub(crate) fn goes_past(bytes: usize, ranks: usize) -> bool {
+    is_beyond(last_cache(), bytes, ranks)
+}
+
+/// The same of a cache of so many bytes. Inputs count as outputs do, though some operations have shorter or longer ones.
+fn is_beyond(cache: usize, bytes: usize, ranks: usize) -> bool {
     const LEAST: usize = 1 << 20;
-    bytes >= LEAST && 2 * ranks * bytes >= last_cache()
+    bytes >= LEAST && 2 * ranks * bytes >= cache
 }
 
 /// Bytes of the third-level cache; 0 where nobody tells.
@@ -403,12 +408,14 @@ mod tests {
 
     #[test]
     fn what_fits_the_last_cache_is_not_written_past_it() {
-        let (cache, mib) = (last_cache(), 1 << 20);
-        assert!(!goes_past(mib - 1, 1 << 20));
-        assert!(goes_past(cache.max(mib), 2));
-        // Both ranks read half and write half of what the cache holds.
-        assert!(goes_past((cache / 4).max(mib), 2));
-        assert!(cache < 8 * mib || !goes_past(cache / 4 - 1, 2));
+        let mib = 1 << 20;
+        // Of two ranks each reads and writes as much.
+        assert!(is_beyond(32 * mib, 8 * mib, 2));
+        assert!(!is_beyond(32 * mib, 8 * mib - 1, 2));
+        assert!(is_beyond(32 * mib, 4 * mib, 4));
+        // A cache that nobody tells of, and lengths that are never worth it.
+        assert!(is_beyond(0, mib, 2));
+        assert!(!is_beyond(0, mib - 1, 1 << 20));
         assert_eq!(kib("32768K\n"), Some(32 << 20));
         assert_eq!((kib("32M"), kib(""), kib("K")), (None, None, None));
     }
