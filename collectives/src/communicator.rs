@@ -62,8 +62,6 @@ pub struct Communicator<T: Transport + Send + 'static> {
     model: Arc<Model>,
     /// Whether the transport reaches a device.
     device: bool,
-    /// Whether all ranks are on one host.
-    near: bool,
     /// No other communicator of this process has it.
     number: u64,
     /// Plans of the last calls: choosing one costs more than a short call.
@@ -88,7 +86,6 @@ impl<T: Transport + Send + 'static> Communicator<T> {
             deadline: DEFAULT_DEADLINE,
             model: Arc::default(),
             device: transport.reaches_device(),
-            near: transport.is_near(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             plans: Mutex::default(),
             core: Core::new(transport),
@@ -391,8 +388,7 @@ impl<T: Transport + Send + 'static> Communicator<T> {
         if let Some(known) = plans.iter().find(|k| k.is(&shape, dtype, redop)) {
             return Ok(known.clone());
         }
-        let of = (self.world(), dtype, self.order);
-        let plan = self.model.plan_where(shape, of, self.near)?;
+        let plan = self.model.plan(shape, self.world(), dtype, self.order)?;
         let known = Arc::new(Known::new(plan, dtype, (redop, self.order), self.rank()));
         plans.push_front(known.clone());
         plans.truncate(PLANS);

@@ -57,7 +57,8 @@ pub struct Model {
     pub within: Constants,
     /// Messages between hosts.
     pub between: Constants,
-    /// Where the ranks are; `None`: all on one host.
+    /// Where the ranks are; `None`: nobody says, and times are those of one host. Pairs take a long sum in pieces
+    /// that fit the caches only where this says that all are on one host: over a network each is one more wait.
     pub topology: Option<Topology>,
     /// What somebody demands.
     pub overrides: Overrides,
@@ -113,20 +114,7 @@ impl Model {
         dtype: DType,
         order: Order,
     ) -> Result<Plan> {
-        self.plan_where(shape, (world, dtype, order), true)
-    }
-
-    /// The same of ranks that are all `near`, on one host, or not. Pieces for the caches help only the former; to the
-    /// others each is one more wait for the network.
-    pub(crate) fn plan_where(
-        &self,
-        shape: CollectiveShape,
-        (world, dtype, order): (usize, DType, Order),
-        near: bool,
-    ) -> Result<Plan> {
-        let mut call = self.query(&shape, world, dtype)?;
-        call.near &= near;
-        let spec = self.spec(&call, order)?;
+        let spec = self.choose(&shape, world, dtype, order)?;
         Plan::from_spec(shape, spec, world)
     }
 
@@ -142,15 +130,12 @@ impl Model {
         dtype: DType,
         order: Order,
     ) -> Result<PlanSpec> {
-        self.spec(&self.query(shape, world, dtype)?, order)
-    }
-
-    fn spec(&self, call: &predict::Query, order: Order) -> Result<PlanSpec> {
-        match self.best(call, order) {
+        let call = self.query(shape, world, dtype)?;
+        match self.best(&call, order) {
             Some((spec, _)) => Ok(spec),
             None => Err(Error::Override {
                 text: self.overrides.to_string(),
-                reason: self.explain_query(call, order).why_none(),
+                reason: self.explain_query(&call, order).why_none(),
             }),
         }
     }
@@ -196,9 +181,8 @@ impl Model {
         };
         match reason {
             None => {
-                let near = self
-                    .topology_of(world)
-                    .is_none_or(|all| all.hosts().len() == 1);
+                let topology = self.topology_of(world);
+                let near = topology.is_some_and(|all| all.hosts().len() == 1);
                 Ok(predict::Query::of(shape, world, dtype, near))
             }
             Some(reason) => Err(Error::Plan {

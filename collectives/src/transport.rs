@@ -157,12 +157,6 @@ pub trait Transport {
         None
     }
 
-    /// Whether all ranks of the group are on this host, so that what one has just written the others may find in a cache;
-    /// all ranks say the same.
-    fn is_near(&self) -> bool {
-        true
-    }
-
     /// Whether [`Transport::device`] is something.
     #[cfg(feature = "std")]
     fn reaches_device(&self) -> bool {

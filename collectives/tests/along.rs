@@ -90,26 +90,27 @@ fn long_sums_in_pieces_arrive_whole() {
     }
 }
 
-/// On one host a sum that does not fit a cache goes in pieces by itself.
+/// Where it is known that all are on one host a sum that does not fit a cache goes in pieces by itself, and only there.
 #[test]
-fn near_ranks_take_long_sums_in_pieces() {
-    let shape = CollectiveShape::AllReduce { len: 4 << 20 };
-    let plan = |near| Topology::new(Hosts::blocks(2, if near { 2 } else { 1 }));
-    let chunk = |near| {
-        let model = Model {
-            topology: Some(plan(near)),
-            ..Model::default()
-        };
+fn ranks_of_one_host_take_long_sums_in_pieces() {
+    const LEN: usize = 4 << 20;
+    let model = |hosts| Model {
+        topology: hosts,
+        ..Model::default()
+    };
+    let shape = CollectiveShape::AllReduce { len: LEN };
+    let one = model(Some(Topology::new(Hosts::blocks(2, 2))));
+    let two = model(Some(Topology::new(Hosts::blocks(2, 1))));
+    for (model, pieces) in [(&one, true), (&two, false), (&model(None), false)] {
         let spec = model.choose(&shape, 2, DType::F32, Order::Rank).unwrap();
         assert_eq!(spec.algorithm, Algorithm::Pairwise);
-        spec.chunk_len
-    };
-    assert!(chunk(true).is_some_and(|len| len <= 1 << 20));
-    assert_eq!(chunk(false), None);
+        assert_eq!(spec.chunk_len.is_some(), pieces);
+    }
     for kind in KINDS {
-        for seat in join(kind, 2, |_| {}) {
-            assert!(seat.endpoint().unwrap().is_near());
-        }
+        each(join(kind, 2, |_| {}), |comm| {
+            let comm = comm.split(0, comm.rank() as i64)?.with_model(one.clone());
+            sums(&comm, &[LEN])
+        });
     }
 }
 

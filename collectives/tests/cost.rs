@@ -114,6 +114,7 @@ fn pairs_take_a_long_sum_in_pieces_that_fit_the_caches() {
     };
     let model = Model {
         within: constants,
+        topology: Some(Topology::new(Hosts::blocks(n, n))),
         ..Model::default()
     };
     let spec = PlanSpec {

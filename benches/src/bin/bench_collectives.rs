@@ -13,6 +13,8 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use quintet_benches::median;
+use quintet_collectives::cost::{Model, Topology};
+use quintet_collectives::plan::Hosts;
 use quintet_collectives::transport::Transport;
 use quintet_collectives::transport::buffer::Buffer;
 use quintet_collectives::{Communicator, Error, ReduceOp, Result, World, from_env};
@@ -76,10 +78,17 @@ fn main() -> ExitCode {
     if args.sizes.is_empty() {
         args.sizes = SIZES.to_vec();
     }
+    let ranks = usize::from(args.ranks);
     let outcome = match args.way {
-        Way::Threads => World::run(usize::from(args.ranks), |comm| rank(&comm, &args)).map(drop),
+        Way::Threads => World::run(ranks, |comm| rank(&comm, &args)).map(drop),
         _ if std::env::var_os(STORE).is_some() => {
-            from_env().and_then(|process| process.run(|comm| rank(&comm, &args)))
+            let topology = Some(Topology::new(Hosts::blocks(ranks, ranks)));
+            let one_host = Model {
+                topology,
+                ..Model::default()
+            };
+            from_env()
+                .and_then(|process| process.run(|comm| rank(&comm.with_model(one_host), &args)))
         }
         _ => processes(&args),
     };

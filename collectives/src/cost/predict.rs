@@ -22,7 +22,7 @@ pub(super) struct Query {
     /// Elements of the longest chunk.
     longest: usize,
     pub(super) dtype: DType,
-    /// Whether all ranks are on one host.
+    /// Whether all ranks are known to be on one host.
     pub(super) near: bool,
 }
 
@@ -59,7 +59,7 @@ impl Query {
             len,
             longest: len.div_ceil(world.max(1)),
             dtype: DType::F32,
-            near: true,
+            near: false,
         }
     }
 

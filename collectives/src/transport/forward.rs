@@ -70,10 +70,6 @@ macro_rules! forward_transport {
             self.$inner.name()
         }
 
-        fn is_near(&self) -> bool {
-            self.$inner.is_near()
-        }
-
         fn healthy(&mut self) -> $crate::Result<()> {
             self.$inner.healthy()
         }

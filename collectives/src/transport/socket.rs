@@ -321,12 +321,6 @@ impl Transport for Sockets {
         &self.group.name
     }
 
-    fn is_near(&self) -> bool {
-        let near = |rank| self.mesh.peer(rank).is_some_and(|peer| peer.near);
-        let mut others = self.group.ranks.iter().filter(|&&r| r != self.mesh.rank);
-        others.all(|&rank| near(rank))
-    }
-
     fn try_send(&mut self, to: usize, message: Message) -> Result<Option<Message>> {
         self.group.healthy()?;
         if self.left(to) {
