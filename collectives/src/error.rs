@@ -201,5 +201,20 @@ pub enum Error {
     Gate(String),
 }
 
+#[cfg(feature = "std")]
+impl Error {
+    /// What a group is told that fails of this, after what went wrong `first` in its world, which it may be itself: a rank
+    /// that is lost may be lost because of what went wrong before.
+    pub(crate) fn after(self, first: &mut Option<Self>) -> Self {
+        match self {
+            Self::PeerLost { .. } => first.get_or_insert(self).clone(),
+            other => {
+                first.get_or_insert_with(|| other.clone());
+                other
+            }
+        }
+    }
+}
+
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = core::result::Result<T, E>;

@@ -66,8 +66,7 @@
 //! Two-level: H hosts, the fullest with m ranks; k_r is c_r and the chunks that r carries for ranks
 //! elsewhere (`two_level.rs`). A level without peers is left out. With [`PlanSpec::chunk_len`] ring and
 //! trees send K pieces, each one round behind the last: K-1 rounds more, the same bytes. A pairwise
-//! all_reduce does with one piece after the other all that there is to do: K times the rounds, and what was
-//! folded goes out of the cache.
+//! all_reduce is through with one piece before it begins with the next: K times the rounds.
 //!
 //! Summed over the ranks, pairwise and ring all_reduce both send 2(n-1) S w: the least there is.
 //!
@@ -350,7 +349,7 @@ impl Plan {
         self.spec.algorithm == Algorithm::Pairwise
     }
 
-    /// Elements of the whole that are at work at a time: what one rank sends, another has just folded.
+    /// Elements of the whole that are at work at a time.
     pub(crate) fn recent_len(&self) -> usize {
         let len = self.shape.len(self.world);
         if self.one_by_one() {

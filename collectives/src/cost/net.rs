@@ -54,8 +54,7 @@ impl<'a> Net<'a> {
     }
 
     /// The same for what lies in a buffer of so many bytes.
-    pub(super) fn of_buffer(&self, bytes: f64) -> Self {
-        let bytes = bytes as u64;
+    pub(super) fn of_buffer(&self, bytes: u64) -> Self {
         Self {
             within: Rates::of(&self.model.within, bytes),
             between: Rates::of(&self.model.between, bytes),

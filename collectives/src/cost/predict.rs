@@ -84,6 +84,7 @@ impl Net<'_> {
             longest: (query.longest * query.dtype.bytes()) as f64,
             wide,
             pieces: pieces as f64,
+            piece: query.len.div_ceil(pieces) as u64 * query.dtype.bytes() as u64,
             nodes: n.ilog2() as usize,
             odd: !n.is_power_of_two(),
             levels: n.next_power_of_two().trailing_zeros() as usize,
@@ -112,7 +113,7 @@ impl Net<'_> {
             A::Direct => self.peers(s) + self.fold(others * s),
             A::Pairwise => {
                 let (part, k) = (call.longest / call.pieces, call.pieces);
-                let gathered = self.of_buffer(s / k).peers(part);
+                let gathered = self.of_buffer(call.piece).peers(part);
                 k * (self.peers(part) + gathered + self.fold(others * part))
             }
             A::Ring => {
@@ -323,6 +324,8 @@ struct Sizes {
     /// Bytes of an accumulator for one byte of an element.
     wide: f64,
     pieces: f64,
+    /// Of the whole, what is at work at a time where one piece goes after the other.
+    piece: u64,
     /// log2 of the largest power of two in the world.
     nodes: usize,
     odd: bool,

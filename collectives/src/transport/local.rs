@@ -447,14 +447,7 @@ impl Shared {
     /// Poisons one group; what went wrong first in the world is what it is told.
     fn poison(&self, group: &Group, cause: Error) -> Error {
         let mut registry = lock(&self.registry);
-        let cause = match cause {
-            // A rank that is lost may be lost because of what went wrong before.
-            Error::PeerLost { .. } => registry.cause.get_or_insert(cause).clone(),
-            other => {
-                registry.cause.get_or_insert_with(|| other.clone());
-                other
-            }
-        };
+        let cause = cause.after(&mut registry.cause);
         drop(registry);
         group.fail(cause)
     }

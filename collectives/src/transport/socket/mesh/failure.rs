@@ -24,14 +24,7 @@ impl Mesh {
     /// Poisons one group on all its members; what went wrong first in the world is what it is told.
     pub(in super::super) fn poison(&self, group: &Group, cause: Error) -> Error {
         let mut registry = lock(&self.registry);
-        let cause = match cause {
-            // A rank that is lost may be lost because of what went wrong before.
-            Error::PeerLost { .. } => registry.cause.get_or_insert(cause).clone(),
-            other => {
-                registry.cause.get_or_insert_with(|| other.clone());
-                other
-            }
-        };
+        let cause = cause.after(&mut registry.cause);
         drop(registry);
         if !group.is_poisoned() {
             let note = Note::Poison {
