@@ -38,13 +38,13 @@ ARCHS = [80, 90, 100, 120]
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 MATRIX = ["gemm_mma", "attention_mma"]
 TF32 = "gemm_tf32"
-# Compiled kernel by kernel; a file of the others is compiled whole, for it takes no longer than one of these.
-ALONE = [*MATRIX, "attention_simt", "gemm_simt", TF32]
+# Compiled kernel by kernel, as all are when they are launched; a file of the others is compiled whole, for that
+# takes no longer than one kernel of these.
+ALONE = [*MATRIX, "attention_simt", "gemm_simt", TF32, "fold", "layer_norm", "rms_norm", "router"]
 # (kernels, spilled bytes allowed, why)
 EXCEPTIONS = [
     (r".*_f64(_.*)?", 64, "f64 is there to be compared with: its sums are twice the registers"),
     (r"grouped_nn_f32", 8, "ptxas keeps to 48 registers on sm_120, for five blocks a multiprocessor"),
-    (r"attention_backward_step_kv_256", 40, "on sm_80; its two sums of 64 x 128 alone are 128 of 255 registers"),
 ]
 
 
@@ -155,23 +155,30 @@ def held_up(nvrtc):
     return max(1.0, min(nvrtc.compile(module, arch, [])[2] for _ in range(3)) / quiet)
 
 
+def alone(kernel):
+    """The defines by which a kernel is compiled alone, or its file whole where there is none."""
+    return ["-DONE_KERNEL", f"-DWANT_{kernel}=~, KERNEL_EMIT"] if kernel else []
+
+
+def seconds_alone(nvrtc, job, seconds):
+    """Of a job that took `seconds`, too long: how long it takes with nothing else of ours beside it. Processor time holds
+    what a sibling core and the host of a virtual machine take from it, so one long time proves nothing."""
+    module, arch, kernel = job
+    for _ in range(3):
+        if seconds > SECONDS:
+            slower = held_up(nvrtc)
+            seconds = min(seconds, nvrtc.compile(module, arch, alone(kernel))[2] / slower)
+    return seconds
+
+
 def judge(job):
     """Compiles one job: (rows, faults, seconds, what)."""
     module, arch, kernel = job
     nvrtc = Nvrtc()
-    defines = ["-DONE_KERNEL", f"-DWANT_{kernel}=~, KERNEL_EMIT"] if kernel else []
-    cubin, log, seconds = nvrtc.compile(module, arch, defines)
+    cubin, log, seconds = nvrtc.compile(module, arch, alone(kernel))
     found, faults = reports(log), []
     if kernel and list(found) != [kernel]:
         faults.append(f"{module}: {kernel} alone was wanted and {list(found)} came")
-    # Processor time holds what the host of a virtual machine gives to others, so one long time proves nothing.
-    for _ in range(2):
-        if seconds <= SECONDS:
-            break
-        slower = held_up(nvrtc)
-        seconds = min(seconds, nvrtc.compile(module, arch, defines)[2] / slower)
-    if seconds > SECONDS:
-        faults.append(f"{kernel or module} for sm_{arch} takes {seconds:.1f} s to compile, and {SECONDS:.0f} s are allowed")
     for name, report in found.items():
         allowed = may_spill(name)
         if report["spill"] > allowed:
@@ -240,7 +247,10 @@ def main():
     elif lines != golden:
         old, new = golden, lines
         faults += [f"golden: {line}" for line in old if line not in new] + [f"   now: {line}" for line in new if line not in old]
-    slowest.sort(reverse=True)
+    slowest = [(seconds_alone(nvrtc, what, seconds), what) for seconds, what in slowest]
+    slowest.sort(key=lambda timed: timed[0], reverse=True)
+    faults += [f"{kernel or module} for sm_{arch} takes {seconds:.1f} s to compile, and {SECONDS:.0f} s are allowed"
+               for seconds, (module, arch, kernel) in slowest if seconds > SECONDS]
     seconds, (module, arch, kernel) = slowest[0]
     print(f"gate: {len(jobs)} compilations, {len(lines)} kernels, {time.time() - began:.0f} s; the slowest took "
           f"{seconds:.1f} s: {kernel or module} for sm_{arch}")

@@ -148,18 +148,23 @@ __device__ inline bool all_see(const Call& call, const Span& q, const Span& k) {
 }
 
 struct Token {
-    int pos, doc, at;
+    int pos, doc;
     bool there;
 };
 
 __device__ inline Token token(const Tokens& of, i64 sequence, i64 number) {
-    Token t = {0, 0, 0, number < of.len};
+    Token t = {0, 0, number < of.len};
     if (!t.there) return t;
     i64 at = sequence * of.len + number;
     t.pos = of.pos[at];
     if (of.doc) t.doc = of.doc[at];
-    t.at = of.at ? of.at[at] : t.pos;
     return t;
+}
+
+// Its place in its sample, by which it is drawn.
+__device__ inline u32 place(const Tokens& of, i64 sequence, i64 number) {
+    if (number >= of.len) return 0;
+    return (of.at ? of.at : of.pos)[sequence * of.len + number];
 }
 
 __device__ inline bool sees(const Call& call, Token q, Token k) {
@@ -176,6 +181,31 @@ __device__ inline float scored(const Call& call, float dot) {
 __device__ inline float slope(const Call& call, float s) {
     float part = call.cap > 0 ? s / call.cap : 0;
     return call.scale * (1 - part * part);
+}
+
+// Element 4 j + i of a thread is its [j][i]: of a warp's products in this row and column.
+__device__ inline int part_row(int e) { return lane() / 4 + e % 4 / 2 * 8; }
+__device__ inline int part_col(int e) { return e / 4 * 8 + lane() % 4 * 2 + e % 2; }
+
+__device__ inline Place place_of(const Call& call, i64 sequence, i64 query, i64 key) {
+    return {place(call.q, sequence, query), place(call.k, sequence, key)};
+}
+
+// A bit for each element of a thread whose query sees its key.
+template <int KEYS>
+__device__ inline u32 seen_of(const Call& call, i64 sequence, const Token (&query)[2], i64 first_key) {
+    u32 bits = 0;
+    UNROLL_NOT for (int pair = 0; pair < KEYS / 4; pair++) {  // of elements with the same key
+        int e = pair / 2 * 4 + pair % 2;
+        Token key = token(call.k, sequence, first_key + part_col(e));
+        bits |= (u32)sees(call, query[0], key) << e | (u32)sees(call, query[1], key) << (e + 2);
+    }
+    return bits;
+}
+
+// What is left of element e, as a factor, where `stay` has a bit for each that stays.
+__device__ inline float left_of(const Call& call, u32 stay, int e) {
+    return stay >> e & 1 ? (float)call.dropout.scale : 0;
 }
 
 __device__ inline float minus_infinity() { return -__uint_as_float(0x7f800000u); }
@@ -195,14 +225,15 @@ __device__ inline float row_max(float x) {
 // warp's own rows of a tile, in chunks of 16 bytes. A zero is +0.
 template <int COLS, int W, bool ADD>
 __device__ inline void give(const Head<float>& to, i64 first, int c0, const float (&acc)[COLS / 8][4], bf16*, int) {
-    UNROLL for (int j = 0; j < COLS / 8; j++) {
-        UNROLL for (int half = 0; half < 2; half++) {
-            i64 row = first + lane() / 4 + 8 * half, col = c0 + 8 * j + lane() % 4 * 2;
-            if (row >= to.len || col >= to.dim) continue;
-            float* p = to.at + row * to.stride + col;
+    UNROLL for (int half = 0; half < 2; half++) {
+        i64 row = first + lane() / 4 + 8 * half, col = c0 + lane() % 4 * 2;
+        if (row >= to.len) continue;
+        float* at = to.at + row * to.stride + col;
+        UNROLL for (int j = 0; j < COLS / 8; j++) {
+            if (8 * j >= to.dim - col) break;
             Pack<float, 2> old = {};
-            if constexpr (ADD) old = load<float, 2>(p);
-            store(p, Pack<float, 2>{acc[j][2 * half] + old.at[0], acc[j][2 * half + 1] + old.at[1]});
+            if constexpr (ADD) old = load<float, 2>(at + 8 * j);
+            store(at + 8 * j, Pack<float, 2>{acc[j][2 * half] + old.at[0], acc[j][2 * half + 1] + old.at[1]});
         }
     }
 }
@@ -280,10 +311,10 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
         if (!(sum[half] > 0)) continue;
         top[half] = max_or_lse[bh * call.queries + s];
         if constexpr (STEP) {
+            const float* carry = o_rows.at + s * o_rows.stride + lane() % 4 * 2;
             UNROLL for (int j = 0; j < W / 8; j++) {
-                i64 col = 8 * j + lane() % 4 * 2;
-                if (col >= call.dim) continue;
-                Pack<float, 2> pair = load<float, 2>(o_rows.at + s * o_rows.stride + col);
+                if (8 * j >= call.dim) break;
+                Pack<float, 2> pair = load<float, 2>(carry + 8 * j);
                 acc[j][2 * half] = pair.at[0];
                 acc[j][2 * half + 1] = pair.at[1];
             }
@@ -296,17 +327,16 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
     pass<KEYS, W>(stages, k_rows, v_rows, seen, [&](i64 z0, const bf16* k_tile, const bf16* v_tile) {
         float s[KEYS / 8][4], m[2] = {top[0], top[1]}, base[2], part[2] = {};
         dots<KEYS, W>(s, q_tile, warp_row(), k_tile, call.dim);
-        bool all = all_see(call, span, key_span(z0));
-        UNROLL for (int j = 0; j < KEYS / 8; j++) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                s[j][i] = scored(call, s[j][i]);
-                if (!all) {
-                    Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
-                    if (!sees(call, query[i / 2], key)) s[j][i] = minus_infinity();
-                }
-                m[i / 2] = max(m[i / 2], s[j][i]);
-            }
+        UNROLL for (int j = 0; j < KEYS / 8; j++)
+            UNROLL for (int i = 0; i < 4; i++) s[j][i] = scored(call, s[j][i]);
+        if (!all_see(call, span, key_span(z0))) {
+            u32 seen = seen_of<KEYS>(call, b, query, z0);
+            UNROLL for (int j = 0; j < KEYS / 8; j++)
+                UNROLL for (int i = 0; i < 4; i++)
+                    if (!(seen >> (4 * j + i) & 1)) s[j][i] = minus_infinity();
         }
+        UNROLL for (int j = 0; j < KEYS / 8; j++)
+            UNROLL for (int i = 0; i < 4; i++) m[i / 2] = max(m[i / 2], s[j][i]);
         UNROLL for (int half = 0; half < 2; half++) {
             m[half] = row_max(m[half]);
             // Of a row that has seen nothing yet: minus infinity less itself would be no number.
@@ -316,10 +346,14 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
             UNROLL for (int i = 0; i < 4; i++) {
                 s[j][i] = power(s[j][i] - base[i / 2]);
                 part[i / 2] += s[j][i];
-                if (!call.dropout.least) continue;
-                Token key = token(call.k, b, z0 + 8 * j + lane() % 4 * 2 + i % 2);
-                s[j][i] *= (float)left_of(call.dropout, draws, query[i / 2].at, key.at);
             }
+        }
+        if (call.dropout.least) {
+            u32 stay = staying<KEYS / 2>(call.dropout, draws, [&](int e) {
+                return place_of(call, b, row + part_row(e), z0 + part_col(e));
+            });
+            UNROLL for (int j = 0; j < KEYS / 8; j++)
+                UNROLL for (int i = 0; i < 4; i++) s[j][i] *= left_of(call, stay, 4 * j + i);
         }
         UNROLL for (int half = 0; half < 2; half++) {
             float fade = power(top[half] - base[half]);
@@ -385,6 +419,9 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
         float s[N / 8][4], dp[N / 8][4];
         dots<N, W>(s, q_tile, warp_row(), k_tile, call.dim);
         dots<N, W>(dp, do_tile, warp_row(), v_tile, call.dim);
+        u32 stay = staying<N / 2>(call.dropout, draws, [&](int e) {
+            return place_of(call, b, first + warp_row() + part_row(e), z0 + part_col(e));
+        });
         UNROLL for (int j = 0; j < N / 8; j++) {
             i64 z = z0 + 8 * j + lane() % 4 * 2;
             Token keys[2] = {token(call.k, b, z), token(call.k, b, z + 1)};
@@ -392,8 +429,8 @@ __device__ void backward_q(const Call& call, const bf16* q, const bf16* k, const
                 const Token& key = keys[i % 2];
                 float score = scored(call, s[j][i]), p = power(score - log_sum[i / 2]);
                 bool there = sees(call, query[i / 2], key);
-                if (call.dropout.least) dp[j][i] *= (float)left_of(call.dropout, draws, query[i / 2].at, key.at);
-                s[j][i] = there ? p * slope(call, score) * (dp[j][i] - pull[i / 2]) : 0;
+                float left = left_of(call, stay, 4 * j + i);
+                s[j][i] = there ? p * slope(call, score) * (dp[j][i] * left - pull[i / 2]) : 0;
             }
         }
         mix<N, W, W>(acc, s, k_tile, 0, call.dim);
@@ -434,6 +471,9 @@ __device__ void backward_kv(const Call& call, const bf16* q, const bf16* k, cons
             float s[N / 8][4], dp[N / 8][4];
             dots<N, W>(s, k_tile, warp_row(), q_tile, call.dim);
             dots<N, W>(dp, v_tile, warp_row(), do_tile, call.dim);
+            u32 stay = staying<N / 2>(call.dropout, draws, [&](int e) {
+                return place_of(call, b, s0 + part_col(e), first + warp_row() + part_row(e));
+            });
             UNROLL for (int j = 0; j < N / 8; j++) {
                 i64 s1 = s0 + 8 * j + lane() % 4 * 2;
                 Token queries[2] = {token(call.q, b, s1), token(call.q, b, s1 + 1)};
@@ -443,9 +483,7 @@ __device__ void backward_kv(const Call& call, const bf16* q, const bf16* k, cons
                     float score = scored(call, s[j][i]), pull = dp[j][i];
                     s[j][i] = dp[j][i] = 0;
                     if (!sees(call, query, key[i / 2])) continue;
-                    float left = 1, p = power(score - lse[stat + at]);
-                    if (call.dropout.least)
-                        left = (float)left_of(call.dropout, draws, query.at, key[i / 2].at);
+                    float left = left_of(call, stay, 4 * j + i), p = power(score - lse[stat + at]);
                     s[j][i] = p * left;
                     dp[j][i] = p * slope(call, score) * (pull * left - delta[stat + at]);
                 }

@@ -49,18 +49,23 @@ struct Call {
 };
 
 struct Token {
-    int pos, doc, at;
+    int pos, doc;
     bool there;
 };
 
 __device__ inline Token token(const Tokens& of, i64 sequence, i64 number) {
-    Token t = {0, 0, 0, number < of.len};
+    Token t = {0, 0, number < of.len};
     if (!t.there) return t;
     i64 at = sequence * of.len + number;
     t.pos = of.pos[at];
     if (of.doc) t.doc = of.doc[at];
-    t.at = of.at ? of.at[at] : t.pos;
     return t;
+}
+
+// Its place in its sample, by which it is drawn.
+__device__ inline u32 place(const Tokens& of, i64 sequence, i64 number) {
+    if (number >= of.len) return 0;
+    return (of.at ? of.at : of.pos)[sequence * of.len + number];
 }
 
 __device__ inline bool sees(const Call& call, Token q, Token k) {
@@ -96,6 +101,19 @@ template <class T> __device__ inline Head<T> from_column(Head<T> rows, i64 c0) {
 __device__ inline int across() { return threadIdx.x % 16; }
 __device__ inline int down() { return threadIdx.x / 16; }
 
+// Element 4 i + j of a thread is its [i][j]: in this row and column of a tile.
+__device__ inline int part_row(int e) { return down() + e / 4 * 8; }
+__device__ inline int part_col(int e) { return across() + e % 4 * 16; }
+
+__device__ inline Place place_of(const Call& call, i64 sequence, i64 query, i64 key) {
+    return {place(call.q, sequence, query), place(call.k, sequence, key)};
+}
+
+// What is left of element e, as a factor, where `stay` has a bit for each that stays.
+template <class A> __device__ inline A left_of(const Call& call, u32 stay, int e) {
+    return stay >> e & 1 ? (A)call.dropout.scale : 0;
+}
+
 // slice[d][x] = element d0 + d of row first + x, zeros beyond the edges.
 template <int N, class T>
 __device__ inline void fill(Acc<T>* slice, Head<const T> from, i64 first, i64 d0, i64 dim) {
@@ -117,7 +135,7 @@ __device__ void dots(Acc<T> (&dot)[4][4], Acc<T>* x_slice, Acc<T>* y_slice, Head
         fill<COLS, T>(y_slice, y, y0, d0, dim);
         __syncthreads();
         int deep = (int)min((i64)SLICE, dim - d0);
-        for (int d = 0; d < deep; d++) {
+        UNROLL_SOME for (int d = 0; d < deep; d++) {
             Acc<T> a[4], b[4];
             UNROLL for (int i = 0; i < 4; i++) a[i] = x_slice[d * (ROWS + 1) + down() + 8 * i];
             UNROLL for (int j = 0; j < 4; j++) b[j] = y_slice[d * (COLS + 1) + across() + 16 * j];
@@ -142,7 +160,7 @@ __device__ void mix(Acc<T> (&acc)[C][4][4], const Acc<T>* weight, Acc<T>* slice,
                 slice[e / COLS * (COLS + 1) + e % COLS] = inside ? widen(from.at[row * from.stride + col]) : (Acc<T>)0;
             }
             __syncthreads();
-            for (int z = 0; z < SLICE; z++) {
+            UNROLL_SOME for (int z = 0; z < SLICE; z++) {
                 Acc<T> a[4];
                 UNROLL for (int i = 0; i < 4; i++) a[i] = weight[(down() + 8 * i) * (COLS + 1) + z0 + z];
                 UNROLL for (int j = 0; j < 4; j++) {
@@ -165,11 +183,13 @@ template <class Body> __device__ inline void each(Body body) {
 // Calls body(address, value) of each element of the rows that a thread has, within the edges.
 template <int C, class T, class A, class Body>
 __device__ inline void each_of(Head<T> to, i64 first, i64 dim, A (&acc)[C][4][4], Body body) {
-    UNROLL for (int c = 0; c < C; c++) {
-        each([&](int i, int j) {
-            i64 row = first + down() + 8 * i, col = c * COLS + across() + 16 * j;
-            if (row < to.len && col < dim) body(to.at + row * to.stride + col, acc[c][i][j], i);
-        });
+    UNROLL for (int i = 0; i < 4; i++) {
+        i64 row = first + down() + 8 * i, cols = dim - across();
+        if (row >= to.len) continue;
+        T* at = to.at + row * to.stride + across();
+        UNROLL for (int c = 0; c < C; c++)
+            UNROLL for (int j = 0; j < 4; j++)
+                if (c * COLS + 16 * j < cols) body(at + c * COLS + 16 * j, acc[c][i][j], i);
     }
 }
 
@@ -214,6 +234,9 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
         if (!__syncthreads_or(any)) continue;
         A s[4][4];
         dots<T>(s, row_slice, col_slice, q_rows, first, k_rows, z0, dim);
+        u32 stay = staying<16>(call.dropout, draws, [&](int e) {
+            return place_of(call, b, first + part_row(e), z0 + part_col(e));
+        });
         UNROLL for (int i = 0; i < 4; i++) {
             A m = top[i], part = 0;
             UNROLL for (int j = 0; j < 4; j++) {
@@ -226,8 +249,7 @@ __device__ void forward(const Call& call, const T* q, const T* k, const T* v, O*
             UNROLL for (int j = 0; j < 4; j++) {
                 A w = exponential(s[i][j] - base);
                 part += w;
-                if (call.dropout.least) w *= (A)left_of(call.dropout, draws, query[i].at, key[j].at);
-                weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = w;
+                weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = w * left_of<A>(call, stay, 4 * i + j);
             }
             for (int far = 8; far > 0; far /= 2) part += __shfl_xor_sync(FULL_WARP, part, far);
             top[i] = m;
@@ -307,9 +329,12 @@ __device__ void backward_q(const Call& call, const T* q, const T* k, const T* v,
         A s[4][4], dp[4][4];
         dots<T>(s, row_slice, col_slice, q_rows, first, k_rows, z0, dim);
         dots<T>(dp, row_slice, col_slice, do_rows, first, v_rows, z0, dim);
+        u32 stay = staying<16>(call.dropout, draws, [&](int e) {
+            return place_of(call, b, first + part_row(e), z0 + part_col(e));
+        });
         each([&](int i, int j) {
             A score = scored(call, s[i][j]), ds = 0;
-            if (call.dropout.least) dp[i][j] *= (A)left_of(call.dropout, draws, query[i].at, key[j].at);
+            dp[i][j] *= left_of<A>(call, stay, 4 * i + j);
             if (sees(call, query[i], key[j]))
                 ds = exponential(score - log_sum[i]) * slope(call, score) * (dp[i][j] - pull[i]);
             weight[(down() + 8 * i) * (COLS + 1) + across() + 16 * j] = ds;
@@ -355,13 +380,15 @@ __device__ void backward_kv(const Call& call, const T* q, const T* k, const T* v
             A s[4][4], dp[4][4];
             dots<T>(s, row_slice, col_slice, k_rows, first, q_rows, s0, dim);
             dots<T>(dp, row_slice, col_slice, v_rows, first, do_rows, s0, dim);
+            u32 stay = staying<16>(call.dropout, draws, [&](int e) {
+                return place_of(call, b, s0 + part_col(e), first + part_row(e));
+            });
             each([&](int i, int j) {
                 A score = scored(call, s[i][j]), p = 0;
                 s[i][j] = 0;
                 if (sees(call, query[j], key[i])) {
                     i64 at = stat + s0 + across() + 16 * j;
-                    A left = 1;
-                    if (call.dropout.least) left = (A)left_of(call.dropout, draws, query[j].at, key[i].at);
+                    A left = left_of<A>(call, stay, 4 * i + j);
                     p = exponential(score - lse[at]);
                     s[i][j] = p * slope(call, score) * (dp[i][j] * left - delta[at]);
                     p *= left;

@@ -12,8 +12,8 @@ __device__ void dropout(T* x, const int* at, i64 rows, i64 width, i64 first, i64
     i64 r = number / fours, column = number % fours * 4;
     Words draws = draws_of(of, (first + r) / len, 0);
     for (i64 d = column; d < column + 4 && d < width; d++) {
-        double left = left_of(of, draws, (u32)at[r], (u32)d);
-        x[r * width + d] = narrow<T>(left > 0 ? widen(x[r * width + d]) * (Acc<T>)left : 0);
+        bool stay = stays(of, draws, {(u32)at[r], (u32)d});
+        x[r * width + d] = narrow<T>(stay ? widen(x[r * width + d]) * (Acc<T>)of.scale : 0);
     }
 }
 

@@ -117,6 +117,7 @@ void sincos(double, double*, double*);
     type(&name)[len] = *(type(*)[len])emu_shared(#name, sizeof(type[len]), alignof(type), __FILE__, __LINE__)
 #define DYNAMIC_SHARED(name) unsigned char* name = (unsigned char*)emu_dynamic_shared()
 #define UNROLL
+#define UNROLL_SOME
 #define UNROLL_NOT
 
 static inline u32 __float_as_uint(float x) {

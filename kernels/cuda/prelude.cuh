@@ -4,7 +4,8 @@
 //   kernels     KERNEL(bounds, name)(arguments) { ... }; bounds as in __launch_bounds__
 //   memory      SHARED(type, name, len), DYNAMIC_SHARED(name)
 //   registers   UNROLL before a loop that indexes an array of the thread: only what is indexed by
-//               constants lies in registers. UNROLL_NOT keeps code that stands in many places short
+//               constants lies in registers. UNROLL_NOT keeps code that stands in many places short,
+//               UNROLL_SOME (by four) a long loop that the compiler would unroll whole
 //   launches    the CUDA built-ins: threadIdx ..., __syncthreads, shuffles, math
 //
 // Compiled by NVRTC the built-ins are the device's own and ptx.cuh is inline PTX. Compiled for the
@@ -36,6 +37,7 @@ typedef unsigned short u16;
 #define SHARED(type, name, len) __shared__ type name[len]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define UNROLL _Pragma("unroll")
+#define UNROLL_SOME _Pragma("unroll 4")
 #define UNROLL_NOT _Pragma("unroll 1")
 #else
 #include "host.cuh"
@@ -153,9 +155,23 @@ __device__ inline Words draws_of(const Dropout& of, i64 sequence, i64 head) {
     return philox(counter, (u32)of.seed, (u32)(of.seed >> 32));
 }
 
-// What is left of an element, as a factor.
-__device__ inline double left_of(const Dropout& of, const Words& draws, u32 row, u32 column) {
-    Words words = philox({row, column / 4, draws.at[2], draws.at[3]}, draws.at[0], draws.at[1]);
-    u32 low = column % 2 ? words.at[1] : words.at[0], high = column % 2 ? words.at[3] : words.at[2];
-    return (column % 4 < 2 ? low : high) >= of.least ? of.scale : 0;
+// Where the draw of an element stands.
+struct Place {
+    u32 row, column;
+};
+
+__device__ inline bool stays(const Dropout& of, const Words& draws, Place at) {
+    Words words = philox({at.row, at.column / 4, draws.at[2], draws.at[3]}, draws.at[0], draws.at[1]);
+    u32 low = at.column % 2 ? words.at[1] : words.at[0], high = at.column % 2 ? words.at[3] : words.at[2];
+    return (at.column % 4 < 2 ? low : high) >= of.least;
+}
+
+// Which of a thread's N elements stay, a bit each: element e is at place_of(e). Elements that lie in registers
+// are told apart by code alone; drawn here, that code stands once and not once an element.
+template <int N, class PlaceOf> __device__ inline u32 staying(const Dropout& of, const Words& draws, PlaceOf place_of) {
+    static_assert(N <= 32, "a bit an element");
+    if (!of.least) return ~0u;
+    u32 bits = 0;
+    UNROLL_NOT for (int e = 0; e < N; e++) bits |= (u32)stays(of, draws, place_of(e)) << e;
+    return bits;
 }
