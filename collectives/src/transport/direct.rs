@@ -139,8 +139,13 @@ pub(crate) enum Heard {
     Some,
 }
 
-/// How long a rank that waits keeps looking before it sleeps.
+/// How long a rank that waits keeps looking before it sleeps: for a rank that has not made the call, which may compute for
+/// long.
 const LINGER: Duration = Duration::from_micros(60);
+
+/// The same where all have made the call and are at work on it. To sleep and be woken costs more than most such work,
+/// and a core that falls asleep may come back slower, or elsewhere.
+const AT_WORK: Duration = Duration::from_micros(500);
 
 /// The same within an operation that is being polled: looks without a pause, then with one between any two, which
 /// may last as long as a cache line takes to come.
@@ -289,9 +294,18 @@ impl End {
             } else {
                 thread::yield_now();
             }
-            if (!self.brisk || looks.is_multiple_of(32)) && begin.elapsed() > LINGER {
+            if (!self.brisk || looks.is_multiple_of(32)) && begin.elapsed() > self.patience() {
                 return false;
             }
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let called = || (0..self.arena.world()).all(|rank| self.has_called(rank));
+        if self.brisk && !self.arrived() && called() {
+            AT_WORK
+        } else {
+            LINGER
         }
     }
 
