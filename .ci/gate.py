@@ -155,7 +155,7 @@ def held_up(nvrtc):
     return max(1.0, min(nvrtc.compile(module, arch, [])[2] for _ in range(3)) / quiet)
 
 
-def alone(kernel):
+def defines_of(kernel):
     """The defines by which a kernel is compiled alone, or its file whole where there is none."""
     return ["-DONE_KERNEL", f"-DWANT_{kernel}=~, KERNEL_EMIT"] if kernel else []
 
@@ -166,8 +166,9 @@ def seconds_alone(nvrtc, job, seconds):
     module, arch, kernel = job
     for _ in range(3):
         if seconds > SECONDS:
-            slower = held_up(nvrtc)
-            seconds = min(seconds, nvrtc.compile(module, arch, alone(kernel))[2] / slower)
+            before = held_up(nvrtc)
+            took = nvrtc.compile(module, arch, defines_of(kernel))[2]
+            seconds = min(seconds, took / min(before, held_up(nvrtc)))
     return seconds
 
 
@@ -175,7 +176,7 @@ def judge(job):
     """Compiles one job: (rows, faults, seconds, what)."""
     module, arch, kernel = job
     nvrtc = Nvrtc()
-    cubin, log, seconds = nvrtc.compile(module, arch, alone(kernel))
+    cubin, log, seconds = nvrtc.compile(module, arch, defines_of(kernel))
     found, faults = reports(log), []
     if kernel and list(found) != [kernel]:
         faults.append(f"{module}: {kernel} alone was wanted and {list(found)} came")

@@ -10,6 +10,8 @@ length, with bytes and us: the median over iterations of the slowest rank, a bar
 They are mpi_bench.c (compiled with mpicc: Debian's openmpi-bin, libopenmpi-dev) and gloo_bench.py (PyTorch, which is
 installed from PyPI into a virtual environment where there is none; that takes 5 GB) in the folder --peers. Which of them is
 missing is said and left out. Ours is target/release/bench-collectives. With more ranks than cores all sides run unbound.
+Before each command it is measured how long a cache line takes between two cores: where a virtual machine's cores are moved
+about, that differs severalfold, and the ratios with it.
 """
 import argparse
 import json
@@ -91,6 +93,13 @@ def lines(command):
     return {line["bytes"]: line for line in found}
 
 
+def between_cores(a, looks):
+    """One look more at how long a cache line takes from core to core, in nanoseconds."""
+    if os.cpu_count() > 1:
+        run = subprocess.run([a.ours, "--line"], capture_output=True, text=True, check=True)
+        looks.append(json.loads(run.stdout)["line_ns"])
+
+
 def environment():
     return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
 
@@ -140,18 +149,26 @@ def main():
         if not (binary or torch):
             sys.exit("beside_mpi: no peer to run beside")
         tables = [(op, n) for op in a.ops for n in a.ranks] if a.ranks else [t for t in TABLES if t[0] in a.ops]
-        missed = []
+        missed, looks = [], []
         for op, ranks in tables:
-            missed += table(a, op, ranks, list(commands(a, op, ranks, binary, torch)))
+            missed += table(a, op, ranks, list(commands(a, op, ranks, binary, torch)), looks)
+    if looks:
+        low, _, high = statistics.quantiles(looks * 2, n=4)
+        far = sum(look > 3 * min(looks) for look in looks) / len(looks)
+        print(f"\na cache line between two cores: {min(looks):.0f} to {max(looks):.0f} ns, the middle half {low:.0f} to {high:.0f}; "
+              f"over three times the least in {far:.0%} of {len(looks)} looks")
     print(f"\n{time.monotonic() - begin:.0f} s; {len(missed)} aims missed" + "".join(f"\n  {m}" for m in missed))
 
 
-def table(a, op, ranks, ways):
+def table(a, op, ranks, ways, looks):
     rounds, missed = [], []
     for number in range(a.rounds):
         # Every second round backwards, so that nobody always runs on a machine warmed by another.
         order = ways if number % 2 == 0 else ways[::-1]
-        rounds.append({name: lines(command) for name, command in order})
+        rounds.append({})
+        for name, command in order:
+            between_cores(a, looks)
+            rounds[-1][name] = lines(command)
     peers = [name for name, _ in ways if name in ("openmpi", "gloo")]
     print(f"\n{op}, {ranks} ranks on {os.cpu_count()} cores, {a.rounds} rounds; us and ratios are medians over rounds")
     print(f"{'bytes':>10} {'way':>8} {'us':>11} {'GB/s':>8} {'of memory':>9}" + "".join(f" {'x ' + p:>10}" for p in peers))

@@ -195,7 +195,7 @@ __device__ inline Place place_of(const Call& call, i64 sequence, i64 query, i64 
 template <int KEYS>
 __device__ inline u32 seen_of(const Call& call, i64 sequence, const Token (&query)[2], i64 first_key) {
     u32 bits = 0;
-    UNROLL_NOT for (int pair = 0; pair < KEYS / 4; pair++) {  // of elements with the same key
+    UNROLL_SOME for (int pair = 0; pair < KEYS / 4; pair++) {  // of elements with the same key
         int e = pair / 2 * 4 + pair % 2;
         Token key = token(call.k, sequence, first_key + part_col(e));
         bits |= (u32)sees(call, query[0], key) << e | (u32)sees(call, query[1], key) << (e + 2);
@@ -228,12 +228,12 @@ __device__ inline void give(const Head<float>& to, i64 first, int c0, const floa
     UNROLL for (int half = 0; half < 2; half++) {
         i64 row = first + lane() / 4 + 8 * half, col = c0 + lane() % 4 * 2;
         if (row >= to.len) continue;
-        float* at = to.at + row * to.stride + col;
+        float* mine = to.at + row * to.stride + col;
         UNROLL for (int j = 0; j < COLS / 8; j++) {
             if (8 * j >= to.dim - col) break;
             Pack<float, 2> old = {};
-            if constexpr (ADD) old = load<float, 2>(at + 8 * j);
-            store(at + 8 * j, Pack<float, 2>{acc[j][2 * half] + old.at[0], acc[j][2 * half + 1] + old.at[1]});
+            if constexpr (ADD) old = load<float, 2>(mine + 8 * j);
+            store(mine + 8 * j, Pack<float, 2>{acc[j][2 * half] + old.at[0], acc[j][2 * half + 1] + old.at[1]});
         }
     }
 }
@@ -330,10 +330,10 @@ __device__ void forward(const Call& call, const bf16* q, const bf16* k, const bf
         UNROLL for (int j = 0; j < KEYS / 8; j++)
             UNROLL for (int i = 0; i < 4; i++) s[j][i] = scored(call, s[j][i]);
         if (!all_see(call, span, key_span(z0))) {
-            u32 seen = seen_of<KEYS>(call, b, query, z0);
+            u32 bits = seen_of<KEYS>(call, b, query, z0);
             UNROLL for (int j = 0; j < KEYS / 8; j++)
                 UNROLL for (int i = 0; i < 4; i++)
-                    if (!(seen >> (4 * j + i) & 1)) s[j][i] = minus_infinity();
+                    if (!(bits >> (4 * j + i) & 1)) s[j][i] = minus_infinity();
         }
         UNROLL for (int j = 0; j < KEYS / 8; j++)
             UNROLL for (int i = 0; i < 4; i++) m[i / 2] = max(m[i / 2], s[j][i]);

@@ -166,8 +166,8 @@ __device__ inline bool stays(const Dropout& of, const Words& draws, Place at) {
     return (at.column % 4 < 2 ? low : high) >= of.least;
 }
 
-// Which of a thread's N elements stay, a bit each: element e is at place_of(e). Elements that lie in registers
-// are told apart by code alone; drawn here, that code stands once and not once an element.
+// Which of a thread's N elements stay, a bit each: element e is at place_of(e). A loop over elements in registers
+// must be unrolled; drawn in a loop of its own, what draws stands once.
 template <int N, class PlaceOf> __device__ inline u32 staying(const Dropout& of, const Words& draws, PlaceOf place_of) {
     static_assert(N <= 32, "a bit an element");
     if (!of.least) return ~0u;

@@ -9,6 +9,7 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
@@ -35,6 +36,9 @@ struct Args {
     /// Measure the memory's speed first.
     #[arg(long)]
     triad: bool,
+    /// Say only how long a cache line takes from one core to the next and back, halved: {"line_ns": ...}.
+    #[arg(long)]
+    line: bool,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq)]
@@ -77,6 +81,10 @@ fn main() -> ExitCode {
     let mut args = Args::parse();
     if args.sizes.is_empty() {
         args.sizes = SIZES.to_vec();
+    }
+    if args.line {
+        println!("{}", json!({ "line_ns": line().round() }));
+        return ExitCode::SUCCESS;
     }
     let ranks = usize::from(args.ranks);
     let outcome = match args.way {
@@ -260,6 +268,39 @@ fn triad<T: Transport + Send + 'static>(comm: &Communicator<T>) -> Result<f64> {
         best = best.min(took[0]);
     }
     Ok((comm.world() * 3 * 4 * len) as f64 / best)
+}
+
+/// Nanoseconds that a cache line takes from core to core: the least of a few goes. The host of a virtual machine may
+/// move its cores nearer or farther while it runs, and all that two ranks exchange with them.
+fn line() -> f64 {
+    const TURNS: u32 = 500;
+    let ball = AtomicU32::new(0);
+    let wait_for = |turn| {
+        while ball.load(Ordering::Acquire) != turn {
+            std::hint::spin_loop();
+        }
+    };
+    let goes = 0..20;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(1);
+            for turn in 0..TURNS * goes.end {
+                wait_for(2 * turn + 1);
+                ball.store(2 * turn + 2, Ordering::Release);
+            }
+        });
+        pin(0);
+        goes.clone()
+            .map(|go| {
+                let start = Instant::now();
+                for turn in go * TURNS..(go + 1) * TURNS {
+                    ball.store(2 * turn + 1, Ordering::Release);
+                    wait_for(2 * turn + 2);
+                }
+                start.elapsed().as_secs_f64() * 1e9 / f64::from(2 * TURNS)
+            })
+            .fold(f64::INFINITY, f64::min)
+    })
 }
 
 /// Keeps this thread on one core.

@@ -139,12 +139,11 @@ pub(crate) enum Heard {
     Some,
 }
 
-/// How long a rank that waits keeps looking before it sleeps: for a rank that has not made the call, which may compute for
-/// long.
+/// How long a rank that waits keeps looking before it sleeps.
 const LINGER: Duration = Duration::from_micros(60);
 
-/// The same where all have made the call and are at work on it. To sleep and be woken costs more than most such work,
-/// and a core that falls asleep may come back slower, or elsewhere.
+/// The same of a thread with nothing else to do, where all ranks have made the call. To sleep and be woken costs more than
+/// most of what is left to be done, and a core that falls asleep may come back slower, or elsewhere.
 const AT_WORK: Duration = Duration::from_micros(500);
 
 /// The same within an operation that is being polled: looks without a pause, then with one between any two, which
@@ -280,8 +279,9 @@ impl End {
         }
     }
 
-    /// Keeps looking for a while; whether `ready` has come true.
-    pub(crate) fn linger(&self, ready: impl Fn() -> bool) -> bool {
+    /// Keeps looking for a while, at most `time`; whether `ready` has come true. `eager` says that this thread has
+    /// nothing else to do.
+    pub(crate) fn linger(&self, eager: bool, time: Duration, ready: impl Fn() -> bool) -> bool {
         let begin = Instant::now();
         let mut looks = 0u32;
         loop {
@@ -294,19 +294,21 @@ impl End {
             } else {
                 thread::yield_now();
             }
-            if (!self.brisk || looks.is_multiple_of(32)) && begin.elapsed() > self.patience() {
+            if self.brisk && !looks.is_multiple_of(32) {
+                continue;
+            }
+            let looked = begin.elapsed();
+            let at_work = || eager && looked <= time.min(AT_WORK) && self.all_at_work();
+            if looked > time.min(LINGER) && !at_work() {
                 return false;
             }
         }
     }
 
-    fn patience(&self) -> Duration {
+    /// Whether all ranks, who have a core each, have made my last call and it is under way.
+    fn all_at_work(&self) -> bool {
         let called = || (0..self.arena.world()).all(|rank| self.has_called(rank));
-        if self.brisk && !self.arrived() && called() {
-            AT_WORK
-        } else {
-            LINGER
-        }
+        self.brisk && self.aim != Aim::Nothing && !self.arrived() && called()
     }
 
     /// Looks a few times; whether it has come.

@@ -275,7 +275,7 @@ impl Transport for Local {
                 // What is due soon is not worth a sleep.
                 let before = inbox.roused.load(Ordering::Acquire);
                 drop(state);
-                self.end.linger(|| {
+                self.end.linger(wait.eager, left, || {
                     inbox.roused.load(Ordering::Acquire) != before || watching && self.end.arrived()
                 });
                 state = lock(&inbox.state);

@@ -512,7 +512,8 @@ impl Transport for Sockets {
             && wait.send.is_empty()
             && self.flushed()
         {
-            near.park(&self.group, timeout, |time| self.serve(time));
+            let patience = (wait.eager, timeout);
+            near.park(&self.group, patience, |time| self.serve(time));
             return lock(&self.group.inbox).unpark();
         }
         let called = wait.confirm.or_else(|| {

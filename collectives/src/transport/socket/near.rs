@@ -159,14 +159,19 @@ impl Near {
     }
 
     /// Sleeps until what is waited for in the arena has come, the group is poked, or `timeout` is over.
-    pub(super) fn park(&self, group: &Group, timeout: Duration, serve: impl Fn(Duration)) {
+    pub(super) fn park(
+        &self,
+        group: &Group,
+        (eager, timeout): (bool, Duration),
+        serve: impl Fn(Duration),
+    ) {
         let until = Instant::now() + timeout;
         let Some(end) = &self.end else {
             // There is nothing to sleep on before its maker has come.
             return serve(timeout.min(Duration::from_micros(300)));
         };
         let mut slice = FIRST_SLICE;
-        if end.linger(|| end.arrived() || group.is_poisoned()) {
+        if end.linger(eager, timeout, || end.arrived() || group.is_poisoned()) {
             return;
         }
         let bell = end.arena().bell(group.me);
