@@ -83,6 +83,10 @@ fn main() -> ExitCode {
         args.sizes = SIZES.to_vec();
     }
     if args.line {
+        if std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) {
+            eprintln!("bench-collectives: a line goes between two cores, and there is one");
+            return ExitCode::from(2);
+        }
         println!("{}", json!({ "line_ns": line().round() }));
         return ExitCode::SUCCESS;
     }

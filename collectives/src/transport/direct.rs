@@ -394,3 +394,50 @@ pub(crate) fn cores() -> usize {
     static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, CollectiveShape, DType, Order, Plan};
+
+    struct Silent;
+    impl Bell for Silent {
+        fn ring(&self, _: usize, _: u64) {}
+    }
+
+    /// How long rank 0 of two looks for what does not come: the least of a few goes, for a machine may halt it.
+    fn looks(end: &End, eager: bool, time: Duration) -> Duration {
+        let go = |_| {
+            let begin = Instant::now();
+            assert!(!end.linger(eager, time, || false));
+            begin.elapsed()
+        };
+        (0..20).map(go).min().unwrap()
+    }
+
+    #[test]
+    fn who_has_nothing_else_to_do_looks_longer_where_all_have_called() {
+        let arena = Arc::new(Arena::heap_with(2, 0));
+        let end = |rank| End::new((arena.clone(), rank), 1, Reach::Threads, Arc::new(Silent));
+        let (mut mine, mut theirs) = (end(0), end(1));
+        let shape = CollectiveShape::AllReduce { len: 1 << 20 };
+        let plan = Plan::new(shape, Algorithm::Pairwise, 2).unwrap();
+        let call = Call::new(0, plan.shape(), 2, DType::F32, None, Order::Rank);
+        mine.announce(&call);
+        assert!(looks(&mine, true, AT_WORK) < AT_WORK, "one has not called");
+        theirs.announce(&call);
+        assert!(
+            looks(&mine, true, AT_WORK) < AT_WORK,
+            "nothing is under way"
+        );
+        mine.publish();
+        assert!(looks(&mine, true, 2 * AT_WORK) >= AT_WORK);
+        assert!(looks(&mine, false, 2 * AT_WORK) < AT_WORK, "others compute");
+        assert!(
+            looks(&mine, true, LINGER) < AT_WORK,
+            "it may wait no longer"
+        );
+        theirs.publish();
+        assert!(looks(&mine, true, AT_WORK) < AT_WORK, "it has come");
+    }
+}
